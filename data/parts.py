@@ -1,0 +1,80 @@
+"""From plain columns (lists, numpy arrays) to one immutable Parquet part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from timscope.data.errors import BadInput
+from timscope.data.schema import OPEN_TABLES, TABLES, encoding
+from timscope.data.storage import Storage
+
+Columns = Mapping[str, Any]
+
+
+def to_arrow(table: str, step: int, columns: Columns) -> pa.Table:
+    """An Arrow table with the whole schema of `table`; columns not given are NULL.
+
+    None and masked numpy entries become NULL, NaN stays NaN. Raises BadInput for an unknown column, for columns of
+    different lengths and for values that do not fit the column's type.
+    """
+    schema = TABLES[table]
+    extra = [name for name in columns if name not in schema.names]
+    if extra and table not in OPEN_TABLES:
+        raise BadInput(f"table {table} has no column {extra[0]!r}: it takes {', '.join(schema.names)}")
+    lengths = {name: len(values) for name, values in columns.items() if name != "step"}
+    rows = next(iter(lengths.values()), 1)
+    for name, length in lengths.items():
+        if length != rows:
+            raise BadInput(f"{table}: column {name!r} has {length} rows where {next(iter(lengths))!r} has {rows}")
+    fields, arrays = [], []
+    for field in [*schema, *(pa.field(name, pa.float64()) for name in extra)]:
+        values = [step] * rows if field.name == "step" else columns.get(field.name)
+        arrays.append(_column(table, field, values, rows))
+        fields.append(field)
+    return _sorted(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+
+
+def _column(table: str, field: pa.Field, values: Any, rows: int) -> pa.Array:
+    if values is None:
+        if not field.nullable:
+            raise BadInput(f"{table}: column {field.name!r} is part of the key and must be given")
+        return pa.nulls(rows, field.type)
+    try:
+        if isinstance(values, np.ma.MaskedArray):
+            array = pa.array(values.data, mask=np.ma.getmaskarray(values))
+        elif isinstance(values, np.ndarray):
+            array = pa.array(np.ascontiguousarray(values))
+        else:
+            array = pa.array(values, type=field.type, from_pandas=False)
+        # float64 -> float32 rounds and that is wanted; integers must fit.
+        return (
+            array if array.type == field.type else pc.cast(array, field.type, safe=not pa.types.is_floating(field.type))
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        raise BadInput(f"{table}: column {field.name!r} does not fit {field.type}: {error}") from error
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    """Sort token rows by sequence and position: readers and the delta encoding rely on it."""
+    if not {"sequence", "position"} <= set(table.schema.names):
+        return table
+    sequence, position = (table.column(n).to_numpy() for n in ("sequence", "position"))
+    step_up = np.diff(sequence)
+    if not np.all((step_up > 0) | ((step_up == 0) & (np.diff(position) > 0))):
+        table = table.take(pa.array(np.lexsort((position, sequence))))
+    return table
+
+
+def write_part(storage: Storage, path: str, table: pa.Table) -> int:
+    """Write one part atomically; returns its bytes."""
+
+    def fill(handle: IO[Any]) -> None:
+        pq.write_table(table, handle, **encoding(table.schema))
+
+    return storage.write(path, fill)

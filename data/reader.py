@@ -1,0 +1,169 @@
+"""Opening a run: only complete, undamaged steps are read, and everything comes out as Polars frames through DuckDB."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from timscope.data.errors import BadInput
+from timscope.data.layout import MANIFEST, damage, markers
+from timscope.data.manifest import Manifest
+from timscope.data.manifest_file import read_manifest
+from timscope.data.replays import Replay, read_replay, replay_names
+from timscope.data.storage import Storage
+from timscope.data.views import create_views
+
+
+class Run:
+    """A recorded run. Use `open_run`; close it or let it go, nothing on disk is ever changed through it."""
+
+    def __init__(self, storage: Storage, *, replays: Sequence[str] | None, skip_damaged: bool) -> None:
+        self.storage = storage
+        self.path = storage.full("")
+        self.manifest: Manifest = read_manifest(storage)
+        self.complete_steps: list[int] = []
+        self.incomplete_steps: list[int] = []
+        self.problems: list[str] = []
+        parts = self._collect(skip_damaged)
+        names = replay_names(storage)
+        if replays is not None:
+            for name in replays:
+                if name not in names:
+                    raise BadInput(f"{self.path} has no replay {name!r}: it has {', '.join(names) or 'none'}")
+            names = list(replays)
+        found = [read_replay(storage, name) for name in names]
+        self._replays = {r.name: r for r in sorted(found, key=lambda r: (r.manifest.created, r.name))}
+        self.connection = duckdb.connect()
+        if not storage.local:
+            self.connection.register_filesystem(storage.fs)
+        with self._explained("opening"):
+            create_views(self.connection, parts, list(self._replays.values()))
+
+    def _collect(self, skip_damaged: bool) -> dict[str, list[str]]:
+        """Parts of the steps that every rank finished, by table; notes what was left out and why."""
+        parts: dict[str, list[str]] = {}
+        ranks = set(range(self.manifest.world_size))
+        found = markers(self.storage)
+        for step, by_rank in sorted(found.items()):
+            if missing := sorted(ranks - set(by_rank)):
+                self.incomplete_steps.append(step)
+                self.problems.append(
+                    f"step {step} is left out: rank(s) {', '.join(map(str, missing))} did not finish it"
+                )
+                continue
+            wrong = next(filter(None, (damage(self.storage, m) for m in by_rank.values())), None)
+            if wrong and not skip_damaged:
+                raise BadInput(
+                    f"{self.storage.full(wrong)}: copy that part again, or leave its step out with --skip-damaged"
+                )
+            if wrong:
+                self.incomplete_steps.append(step)
+                self.problems.append(f"step {step} is left out: {wrong}")
+                continue
+            self.complete_steps.append(step)
+            for marker in by_rank.values():
+                if marker.dropped:
+                    self.problems.append(f"step {step} lacks {marker.dropped} part(s) that the recorder dropped")
+                for table, path, _rows, _bytes in marker.parts:
+                    parts.setdefault(table, []).append(self.storage.full(path))
+        begun = {int(n.split("=")[1]) for n in self.storage.names("tokens") if n.startswith("step=")}
+        for step in sorted(begun - set(found)):
+            self.incomplete_steps.append(step)
+            self.problems.append(f"step {step} is left out: it was never finished")
+        self.problems += self.manifest.recorder.errors
+        return parts
+
+    def sql(self, query: str, params: Any = None) -> pl.DataFrame:
+        """Run one SQL query over the views. BadInput where DuckDB cannot run it."""
+        with self._explained("the query"):
+            relation = self.connection.sql(query, params=params)
+            # A statement without a result (CREATE, SET) gives no relation.
+            return pl.DataFrame() if relation is None else relation.pl()
+
+    def _explained(self, what: str) -> _Explained:
+        return _Explained(what)
+
+    def tokens(self, steps: Iterable[int] | None = None) -> pl.DataFrame:
+        """One row a response token with every witness (the view `witnesses`), by step, sequence, position."""
+        return self._frame("witnesses", steps, "step, sequence, position")
+
+    def sequences(self, steps: Iterable[int] | None = None) -> pl.DataFrame:
+        """One row a sequence: prompt, reward, advantage, finish reason, weight version, how it was batched."""
+        return self._frame("sequences", steps, "step, sequence")
+
+    def steps(self) -> pl.DataFrame:
+        """One row an optimizer step, with the framework's own metrics under their own names."""
+        return self._frame("steps", None, "step")
+
+    def gradients(self) -> pl.DataFrame:
+        """One row a step and parameter group: L2 norm before clipping, largest value, zeros, non-finite values."""
+        return self._frame("gradients", None, "step, parameter_group")
+
+    def _frame(self, view: str, steps: Iterable[int] | None, order: str) -> pl.DataFrame:
+        where = ""
+        if steps is not None:
+            wanted = ", ".join(str(int(s)) for s in steps)
+            where = f" WHERE step IN ({wanted})" if wanted else " WHERE false"
+        return self.sql(f"SELECT * FROM {view}{where} ORDER BY {order}")
+
+    @property
+    def replays(self) -> list[str]:
+        """Names of the replays, oldest first; of several with one engine the newest speaks in `witnesses`."""
+        return list(self._replays)
+
+    def replay(self, name: str) -> Replay:
+        """A replay by name; BadInput where there is none."""
+        if name not in self._replays:
+            raise BadInput(f"{self.path} has no replay {name!r}: it has {', '.join(self._replays) or 'none'}")
+        return self._replays[name]
+
+    def speaking(self, engine: str) -> Replay | None:
+        """The replay whose column `witnesses` shows for an engine ("exact", "hf", "vllm"), or None."""
+        with_parts = [r for r in self._replays.values() if r.manifest.engine == engine and r.parts]
+        return with_parts[-1] if with_parts else None
+
+    def close(self) -> None:
+        """Release DuckDB's memory."""
+        self.connection.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class _Explained:
+    """Turns DuckDB's errors into BadInput with their first line: a user's SQL or a damaged part, never a traceback."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, duckdb.Error):
+            first = str(error).strip().split("\n\n")[0]
+            raise BadInput(f"{self._what} failed: {first}") from error
+
+
+def open_run(path: str | os.PathLike[str], *, replays: Sequence[str] | None = None, skip_damaged: bool = False) -> Run:
+    """Open a run directory (a path or an fsspec URL).
+
+    `replays` limits which replays are read; by default all. `skip_damaged` leaves out steps with a missing or truncated
+    part instead of raising. Raises BadInput where the path is no run, the manifest is damaged or from a newer timscope,
+    or a part that a COMPLETE marker lists is not whole.
+    """
+    storage = Storage(path)
+    if not storage.exists():
+        raise BadInput(f"{os.fspath(path)} does not exist: give the directory that the recorder wrote")
+    if not storage.exists(MANIFEST):
+        raise BadInput(
+            f"{os.fspath(path)} is not a timscope run (no manifest.json): give the directory that the recorder wrote"
+        )
+    return Run(storage, replays=replays, skip_damaged=skip_damaged)
