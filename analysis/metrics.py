@@ -95,12 +95,15 @@ WITH base AS MATERIALIZED (
     {_z("excess")} AS mean_weight_z,
     {_z("(excess / n)")} AS mean_weight_z_sequence_means
     FROM per_sequence JOIN largest USING (g) GROUP BY g
+), groups AS (
+    SELECT {"DISTINCT g FROM base" if by_step else "0 AS g"}
 )
 SELECT {"g AS step, " if by_step else ""}
-    tokens, coalesce(sequences, 0) AS sequences, missing_left, missing_right, nonfinite,
+    coalesce(tokens, 0) AS tokens, coalesce(sequences, 0) AS sequences, coalesce(missing_left, 0) AS missing_left,
+    coalesce(missing_right, 0) AS missing_right, coalesce(nonfinite, 0) AS nonfinite,
     t.* EXCLUDE (g) REPLACE ({defined("pearson_probs")} AS pearson_probs, {defined("pearson_logprobs")} AS pearson_logprobs),
     s.* EXCLUDE (g, sequences)
-FROM counted LEFT JOIN token_level t USING (g) LEFT JOIN sequence_level s USING (g)
+FROM groups LEFT JOIN counted USING (g) LEFT JOIN token_level t USING (g) LEFT JOIN sequence_level s USING (g)
 ORDER BY g
 """
 

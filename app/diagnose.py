@@ -1,0 +1,25 @@
+"""`timscope diagnose`: how large the mismatch is, whether it is a mismatch at all, and which side it comes from."""
+
+from __future__ import annotations
+
+import typer
+
+from timscope.app.output import Json, RunPath, SkipDamaged, console, print_json
+from timscope.data import open_run
+
+
+def diagnose(run_path: RunPath, skip_damaged: SkipDamaged = False, as_json: Json = False) -> None:
+    """Verdict, decomposition by side, metrics. Exit 0 when the run is clean, 1 when there is a finding."""
+    from timscope.analysis.verdict import diagnose as run_diagnose
+
+    with open_run(run_path, skip_damaged=skip_damaged) as run:
+        found = run_diagnose(run)
+        problems = run.problems
+    if as_json:
+        print_json({**found.to_json(), "problems": problems})
+    else:
+        for line in found.lines:
+            console.print(line)
+        for problem in problems:
+            console.print(f"[yellow]note:[/yellow] {problem}")
+    raise typer.Exit(0 if found.verdict == "clean" else 1)

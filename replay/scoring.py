@@ -1,0 +1,100 @@
+"""Teacher-forced scoring: one packed forward gives every response token its log-probability and entropy.
+
+Sequences are laid end to end without padding, and logits are made for response positions only, a slice of rows at a
+time, so memory does not grow with the vocabulary times the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from timscope.replay.exact import packed_layout, token_logprobs
+
+TOKENS_PER_FORWARD = 4096
+HEAD_ROWS = 256
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per response token, in order: log-probability and entropy in nats, float32."""
+
+    logprob: np.ndarray[Any, np.dtype[np.float32]]
+    entropy: np.ndarray[Any, np.dtype[np.float32]]
+
+
+def head_logprobs(model: Any, hidden: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [N] of token_ids [N] from final hidden states [N, H], HEAD_ROWS rows at a time."""
+    parts = [
+        token_logprobs(model.lm_head(hidden[i : i + HEAD_ROWS]), token_ids[i : i + HEAD_ROWS], temperature)
+        for i in range(0, hidden.shape[0], HEAD_ROWS)
+    ]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _packs(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices in packs of at most TOKENS_PER_FORWARD tokens, longest first, so that neighbours need alike tiles."""
+    pack: list[int] = []
+    size = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if pack and size + lengths[i] > TOKENS_PER_FORWARD:
+            yield pack
+            pack, size = [], 0
+        pack.append(i)
+        size += lengths[i]
+    if pack:
+        yield pack
+
+
+def _score_pack(model: Any, prompts: list[list[int]], completions: list[list[int]], temperature: float) -> list[Scores]:
+    device = model.device
+    # The last token predicts nothing that is scored, so it is left out of the forward.
+    rows = [(p + c)[:-1] for p, c in zip(prompts, completions, strict=True)]
+    lengths = [len(row) for row in rows]
+    ids = torch.tensor([t for row in rows for t in row], device=device)[None]
+    positions = torch.cat([torch.arange(n) for n in lengths]).to(device)[None]
+    layout = packed_layout(lengths, device)
+    hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False, exact_layout=layout).last_hidden_state[0]
+    starts = np.cumsum([0, *lengths[:-1]])
+    wanted = [np.arange(s + len(p) - 1, s + n) for s, p, n in zip(starts, prompts, lengths, strict=True)]
+    targets = torch.tensor([t for c in completions for t in c], device=device)
+    index = torch.from_numpy(np.concatenate(wanted)).to(device)
+    logprob, entropy = head_logprobs(model, hidden[index], targets, temperature)
+    edges = np.cumsum([len(c) for c in completions])[:-1]
+    logprobs, entropies = (np.split(x.cpu().numpy(), edges) for x in (logprob, entropy))
+    return [Scores(a, b) for a, b in zip(logprobs, entropies, strict=True)]
+
+
+def score(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    temperature: float = 1.0,
+    progress: Progress | None = None,
+) -> list[Scores]:
+    """Score completions [i] after prompts [i] under softmax(logits / temperature), in the order given.
+
+    The model must be inside an ExactEngine for the numbers to be exact. Prompts must not be empty (nothing predicts the
+    first token of a text). `progress` is called with the number of response tokens just scored.
+    """
+    results: list[Scores] = [Scores(np.empty(0, np.float32), np.empty(0, np.float32))] * len(prompts)
+    todo = [i for i, c in enumerate(completions) if len(c)]
+    if any(not len(prompts[i]) for i in todo):
+        raise ValueError("a completion without a prompt cannot be scored: nothing predicts its first token")
+    lengths = [len(prompts[i]) + len(completions[i]) for i in todo]
+    with torch.inference_mode():
+        for pack in _packs(lengths):
+            chosen = [todo[i] for i in pack]
+            scores = _score_pack(model, [list(prompts[i]) for i in chosen], [list(completions[i]) for i in chosen], temperature)
+            for i, item in zip(chosen, scores, strict=True):
+                results[i] = item
+            if progress:
+                progress(sum(len(completions[i]) for i in chosen))
+    return results
