@@ -22,5 +22,6 @@ def witness(name: str) -> str:
     """The column of a witness given by column name or letter (A, B, C, N, Z). BadInput for anything else."""
     column = LETTERS.get(name, name)
     if column not in WITNESSES:
-        raise BadInput(f"{name!r} is no log-prob column: use one of {', '.join(WITNESSES)} or a letter of {', '.join(LETTERS)}")
+        choices = f"{', '.join(WITNESSES)} or a letter of {', '.join(LETTERS)}"
+        raise BadInput(f"{name!r} is no log-prob column: use one of {choices}")
     return column

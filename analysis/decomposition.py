@@ -1,7 +1,7 @@
 """Which side the mismatch comes from: A - C = (A - Z) + (Z - C), token by token, with shares that hide no covariance.
 
-x = A - Z is the rollout engine's part, y = Z - C the trainer's, both against the exact witness Z. Note the sign: here the
-rollout side comes first, so A - C = -d. `formulas.shares` holds the estimators and says what each share means.
+x = A - Z is the rollout engine's part, y = Z - C the trainer's, both against the exact witness Z. Note the sign: here
+the rollout side comes first, so A - C = -d. `formulas.shares` holds the estimators and says what each share means.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from timscope.analysis.columns import EXACT, ROLLOUT, TRAINER, witness
 from timscope.analysis.formulas.shares import SequenceMoments, variance_shares
 from timscope.data import Run
 
-# Z and C agree "within float32 noise" below this: plain fp32 forwards of one model in other batch shapes differ by up to
-# 2.8e-5 and 3e-6 on average (SmolLM2-135M on a CPU).
+# Z and C agree "within float32 noise" below this: plain fp32 forwards of one model in other batch shapes differ by up
+# to 2.8e-5 and 3e-6 on average (SmolLM2-135M on a CPU).
 CLOSE = 1e-5
 
 _MOMENTS = ("n", "x", "y", "xx", "yy", "xy")
@@ -42,7 +42,8 @@ def _query(rollout: str, exact: str, trainer: str, shift: tuple[float, float]) -
     sums = ",\n    ".join(f"{sql} AS {name}" for name, sql in _SUMS.items())
     return f"""
 WITH three AS (
-    SELECT step, sequence, {rollout}::DOUBLE AS a, {exact}::DOUBLE AS z, {trainer}::DOUBLE AS c FROM witnesses WHERE mask
+    SELECT step, sequence, {rollout}::DOUBLE AS a, {exact}::DOUBLE AS z, {trainer}::DOUBLE AS c
+    FROM witnesses WHERE mask
 ), sides AS (
     SELECT *, a - z AS x, z - c AS y FROM three WHERE isfinite(a) AND isfinite(z) AND isfinite(c)
 )
@@ -56,7 +57,8 @@ FROM sides GROUP BY step, sequence ORDER BY step, sequence
 def _centre(run: Run, rollout: str, exact: str, trainer: str) -> tuple[float, float]:
     x, y = f"({rollout}::DOUBLE - {exact}::DOUBLE)", f"({exact}::DOUBLE - {trainer}::DOUBLE)"
     row = run.sql(
-        f"SELECT coalesce(avg({x}), 0) AS x, coalesce(avg({y}), 0) AS y FROM witnesses WHERE mask AND isfinite({x}) AND isfinite({y})"
+        f"SELECT coalesce(avg({x}), 0) AS x, coalesce(avg({y}), 0) AS y "
+        f"FROM witnesses WHERE mask AND isfinite({x}) AND isfinite({y})"
     ).row(0)
     return float(row[0]), float(row[1])
 
@@ -92,16 +94,18 @@ def decompose(
 ) -> pl.DataFrame:
     """Means, variances, shares and standard errors of both sides on the tokens where all three witnesses exist.
 
-    One row a step (column `step`), or one row for the run; no row for a step that was not replayed, and `tokens` 0 for a run
-    that was not. Besides the fields of `formulas.Shares`: `mean_total`, `mean_abs_*`, `mean_square_*` (nats, nats^2),
-    `exact_equals_trainer` and `rollout_equals_exact` (share of tokens equal bit for bit), `exact_close_to_trainer` (within
-    1e-5) and `identity_residual` (largest |(A - C) - (A - Z) - (Z - C)|, float64 rounding only). Undefined is NULL.
+    One row a step (column `step`), or one row for the run; no row for a step that was not replayed, and `tokens` 0 for
+    a run that was not. Besides the fields of `formulas.Shares`: `mean_total`, `mean_abs_*`, `mean_square_*` (nats,
+    nats^2), `exact_equals_trainer` and `rollout_equals_exact` (share of tokens equal bit for bit),
+    `exact_close_to_trainer` (within 1e-5) and `identity_residual` (largest |(A - C) - (A - Z) - (Z - C)|, float64
+    rounding only). Undefined is NULL.
     """
     names = witness(rollout), witness(exact), witness(trainer)
     shift = _centre(run, *names)
     sums = run.sql(_query(*names, shift))
+    whole = pl.DataFrame([_record(sums, shift)])
     if not by_step:
-        return pl.DataFrame([_record(sums, shift)]).fill_nan(None)
+        return whole.fill_nan(None)
     rows = [{"step": key[0], **_record(g, shift)} for key, g in sums.group_by("step", maintain_order=True)]
-    empty = {"step": pl.Int32, **pl.DataFrame([_record(sums, shift)]).schema}
-    return pl.DataFrame(rows, schema_overrides={"step": pl.Int32}).fill_nan(None) if rows else pl.DataFrame(schema=empty)
+    schema = pl.Schema([("step", pl.Int32()), *whole.schema.items()])
+    return pl.DataFrame(rows, schema=schema).fill_nan(None)

@@ -1,4 +1,6 @@
-"""Faults of the data that can be proved by looking: copies, fills of zero, non-finite values. Only these are named here."""
+"""Faults of the data that can be proved by looking: copies, fills of zero, non-finite values. Only these are named
+here.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,12 @@ def zero_filled(steps: pl.DataFrame) -> Cause | None:
 
 
 def old_copies_rollout(steps: pl.DataFrame, loss_mode: str) -> Cause | None:
-    """Steps where old equals rollout bit for bit on every token, unless another witness shows that the engines do agree.
+    """Steps where old equals rollout bit for bit on every token, unless another witness shows that the engines do
+    agree.
 
     Engines that are exact by design give the same picture as a copy. What tells them apart: the trainer's in-loss
-    log-prob or the exact replay also equals the rollout bit for bit on most tokens, or the manifest says `recompute` and
-    no in-loss log-prob says otherwise.
+    log-prob or the exact replay also equals the rollout bit for bit on most tokens, or the manifest says `recompute`
+    and no in-loss log-prob says otherwise.
     """
     same = steps.filter((pl.col("tokens") >= MIN_TOKENS) & (pl.col("equal") == pl.col("tokens")))
     if not same.height:

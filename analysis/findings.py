@@ -23,8 +23,8 @@ class Cause:
 class Diagnosis:
     """The answer about one run.
 
-    `side` is "rollout engine", "trainer", "both", "not resolvable", or None where no replay was compared. `missing` names
-    the columns whose absence made the run not comparable; a front door may treat that as bad input.
+    `side` is "rollout engine", "trainer", "both", "not resolvable", or None where no replay was compared. `missing`
+    names the columns whose absence made the run not comparable; a front door may treat that as bad input.
     """
 
     verdict: Verdict
@@ -66,9 +66,11 @@ def nats(x: float | None) -> str:
 
 
 def percent(x: float | None) -> str:
-    """A share with enough digits to tell 99.9998 % from 100 %."""
+    """A share with enough digits, up to four, to tell 99.9998 % from 100 %."""
     if x is None:
         return "undefined"
+    if 0 < abs(x) < 5e-7:
+        return "< 0.0001 %" if x > 0 else "> -0.0001 %"
     rest = min(abs(1 - x), abs(x))
-    digits = 1 if rest >= 1e-3 or rest == 0 else min(6, 1 - math.floor(math.log10(rest * 100)))
+    digits = 1 if rest >= 1e-3 or rest == 0 else min(4, 1 - math.floor(math.log10(rest * 100)))
     return f"{100 * x:.{digits}f} %"

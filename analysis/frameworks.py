@@ -13,19 +13,22 @@ TRL_MAX = "sampling/sampling_logp_difference/max"
 def trl_logp_difference(frame: pl.DataFrame) -> pl.DataFrame:
     """TRL's `sampling/sampling_logp_difference/{mean,max}` a step, from tokens.
 
-    `frame` has step, rank, mask, rollout_logprob, old_logprob (nats), one row a token; returns step, mean, max. TRL takes
-    |old - rollout| on masked-in tokens without NaN; mean: the token mean of each rank, then the plain mean over ranks (not
-    the pooled mean where ranks hold unequal numbers of tokens); max: over everything; a rank without tokens counts as 0.
-    Holds where one generation batch is logged a step (TRL averages over the batches between two log calls).
+    `frame` has step, rank, mask, rollout_logprob, old_logprob (nats), one row a token; returns step, mean, max. TRL
+    takes |old - rollout| on masked-in tokens without NaN; mean: the token mean of each rank, then the plain mean over
+    ranks (not the pooled mean where ranks hold unequal numbers of tokens); max: over everything; a rank without tokens
+    counts as 0. Holds where one generation batch is logged a step (TRL averages over the batches between two log
+    calls).
     """
     difference = (pl.col("old_logprob").cast(pl.Float64) - pl.col("rollout_logprob").cast(pl.Float64)).abs()
     counted = pl.when(pl.col("mask") & difference.is_not_nan()).then(difference)
-    by_rank = frame.group_by("step", "rank").agg(counted.mean().alias("mean"), counted.max().alias("max")).fill_null(0.0)
+    by_rank = frame.group_by("step", "rank").agg(counted.mean().alias("mean"), counted.max().alias("max"))
+    by_rank = by_rank.with_columns(pl.col("mean", "max").fill_null(0.0))
     return by_rank.group_by("step").agg(pl.col("mean").mean(), pl.col("max").max()).sort("step")
 
 
 def trl_gaps(run: Run) -> pl.DataFrame | None:
-    """Recomputed against logged: step, mean, mean_logged, max, max_logged; None where the run has no such TRL metric."""
+    """Recomputed against logged: step, mean, mean_logged, max, max_logged; None where the run has no such TRL metric.
+    """
     steps = run.steps()
     if not {TRL_MEAN, TRL_MAX} <= set(steps.columns):
         return None
@@ -42,6 +45,6 @@ def trl_gaps(run: Run) -> pl.DataFrame | None:
         SELECT step, avg(mean) AS mean, max(max) AS max FROM by_rank GROUP BY step HAVING sum(n) > 0 ORDER BY step
         """
     )
-    logged = steps.select("step", pl.col(TRL_MEAN).alias("mean_logged"), pl.col(TRL_MAX).alias("max_logged")).drop_nulls()
-    joined = ours.join(logged, on="step", how="inner").sort("step")
+    logged = steps.select("step", pl.col(TRL_MEAN).alias("mean_logged"), pl.col(TRL_MAX).alias("max_logged"))
+    joined = ours.join(logged.drop_nulls(), on="step", how="inner").sort("step")
     return joined.select("step", "mean", "mean_logged", "max", "max_logged")

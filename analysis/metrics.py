@@ -1,4 +1,5 @@
-"""The metric dictionary as SQL: every figure of `formulas.summarise` for any two witnesses, per step or overall, out of core.
+"""The metric dictionary as SQL: every figure of `formulas.summarise` for any two witnesses, per step or overall, out of
+core.
 
 `formulas` holds the definitions, units and framework names; the tests hold this file to them.
 """
@@ -12,12 +13,12 @@ import polars as pl
 from timscope.analysis.columns import ROLLOUT, TRAINER, witness
 from timscope.analysis.expressions import clamped, defined, excess_exp, expm1
 from timscope.analysis.formulas.identity import CONSTANT
-from timscope.analysis.formulas.summary import TAUS, beyond_name
+from timscope.analysis.formulas.summary import TAUS, tau_name
 from timscope.data import Run
 
 # Token sums want DuckDB's plain avg, not favg: Kahan's compensation turns an honest inf into NaN on older versions.
 _BEYOND = ",\n    ".join(
-    f"count(*) FILTER (abs(d) > {math.log(tau)!r}) / count(*)::DOUBLE AS {beyond_name(tau)}" for tau in TAUS
+    f"count(*) FILTER (abs(d) > {math.log(tau)!r}) / count(*)::DOUBLE AS {tau_name(tau)}" for tau in TAUS
 )
 
 
@@ -101,7 +102,9 @@ WITH base AS MATERIALIZED (
 SELECT {"g AS step, " if by_step else ""}
     coalesce(tokens, 0) AS tokens, coalesce(sequences, 0) AS sequences, coalesce(missing_left, 0) AS missing_left,
     coalesce(missing_right, 0) AS missing_right, coalesce(nonfinite, 0) AS nonfinite,
-    t.* EXCLUDE (g) REPLACE ({defined("pearson_probs")} AS pearson_probs, {defined("pearson_logprobs")} AS pearson_logprobs),
+    t.* EXCLUDE (g) REPLACE (
+        {defined("pearson_probs")} AS pearson_probs, {defined("pearson_logprobs")} AS pearson_logprobs
+    ),
     s.* EXCLUDE (g, sequences)
 FROM groups LEFT JOIN counted USING (g) LEFT JOIN token_level t USING (g) LEFT JOIN sequence_level s USING (g)
 ORDER BY g
@@ -111,9 +114,9 @@ ORDER BY g
 def pair_metrics(run: Run, left: str = ROLLOUT, right: str = TRAINER, by_step: bool = True) -> pl.DataFrame:
     """All figures of two witnesses, d = right - left, as one row a step (column `step`) or one row for the run.
 
-    `left` and `right` are columns of the view `witnesses` or letters (A, B, C, N, Z). A token counts only where it is in
-    the loss mask and both log-probs are there and finite; the others are counted in `missing_left`, `missing_right` and
-    `nonfinite`. What is not defined (no tokens, a constant side, one sequence) is NULL; an overflow is inf. No row for
-    steps without masked-in tokens. Raises BadInput for a name that is no log-prob column.
+    `left` and `right` are columns of the view `witnesses` or letters (A, B, C, N, Z). A token counts only where it is
+    in the loss mask and both log-probs are there and finite; the others are counted in `missing_left`, `missing_right`
+    and `nonfinite`. What is not defined (no tokens, a constant side, one sequence) is NULL; an overflow is inf. No row
+    for steps without masked-in tokens. Raises BadInput for a name that is no log-prob column.
     """
     return run.sql(_query(witness(left), witness(right), by_step))

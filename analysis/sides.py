@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# One side is named alone when its attributed share is above this with 95 % confidence; a quarter elsewhere is worth saying.
+# One side is named alone when its attributed share is above this with 95 % confidence; a quarter elsewhere is worth
+# saying.
 DOMINANT = 0.75
 # "both" needs at least this from each side, again with 95 % confidence.
 NOTICEABLE = 0.1
@@ -36,16 +37,16 @@ def name_side(record: dict[str, Any], widen: float = 1.0) -> Side:
     offset = record["mean_total"] ** 2
     name, why = "not resolvable", "the interval of the shares is too wide: replay more steps"
     if noise > TOO_NOISY:
-        why = "the exact witness is as far from each side as they are from each other: check its weights, replay in float32"
+        why = "the exact witness is as far from each side as they are from each other: check its weights and dtype"
     elif offset > record["var_total"]:
         # A constant offset has no variance: name the side by where the offset lies.
         part = record["mean_rollout"] / record["mean_total"]
         why = f"a constant offset of {record['mean_total']:.3g} nats outweighs the scatter"
         name = "rollout engine" if part > DOMINANT else "trainer" if part < 1 - DOMINANT else "both"
     elif low > DOMINANT:
-        name, why = "rollout engine", "the trainer's side is reproduced by the exact engine"
+        name, why = "rollout engine", "its side holds at least three quarters of the variance, with 95 % confidence"
     elif high < 1 - DOMINANT:
-        name, why = "trainer", "the rollout's side is reproduced by the exact engine"
+        name, why = "trainer", "its side holds at least three quarters of the variance, with 95 % confidence"
     elif low > NOTICEABLE and high < 1 - NOTICEABLE:
-        name, why = "both", "each side differs from the exact engine"
+        name, why = "both", "each side differs from the exact engine by a noticeable part of the whole"
     return Side(name, why, share, low, high, noise)

@@ -14,8 +14,9 @@ def lag_cause(run: Run) -> Cause | None:
     """`stale-weights` where tokens lag (trained version - sampling version > 0) and the lag, as far as seen, matters.
 
     With tokens at lag 0 to compare with, mean |d| must be higher on lagging sequences by 3 standard errors (one mean a
-    sequence) and 1.2 times. Without any, a lag cannot be told from a mismatch: confidence 0.5. None where versions are not
-    recorded, nothing lags, or lagging tokens are no worse (a recomputed or stored old log-prob of the sampling version).
+    sequence) and 1.2 times. Without any, a lag cannot be told from a mismatch: confidence 0.5. None where versions are
+    not recorded, nothing lags, or lagging tokens are no worse (a recomputed or stored old log-prob of the sampling
+    version).
     """
     frame = run.sql(
         f"""
@@ -24,9 +25,10 @@ def lag_cause(run: Run) -> Cause | None:
                 abs(w.{TRAINER}::DOUBLE - w.{ROLLOUT}::DOUBLE) AS d
             FROM witnesses w JOIN steps s USING (step) WHERE w.mask
         ), per_sequence AS (
-            SELECT lag, avg(d) AS m, count(*) AS n FROM t WHERE isfinite(d) AND lag IS NOT NULL GROUP BY step, sequence, lag
+            SELECT lag, avg(d) AS m, count(*) AS n FROM t WHERE isfinite(d) AND lag IS NOT NULL
+            GROUP BY step, sequence, lag
         )
-        SELECT lag > 0 AS lagging, avg(m) AS mean, coalesce(var_samp(m) / count(*), 0) AS square_se, count(*) AS sequences,
+        SELECT lag > 0 AS lagging, avg(m) AS mean, coalesce(var_samp(m) / count(*), 0) AS square_se,
             sum(n) AS tokens, max(lag) AS max_lag, sum(lag * n) / sum(n) AS mean_lag
         FROM per_sequence GROUP BY lag > 0
         """

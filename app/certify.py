@@ -13,17 +13,19 @@ from timscope.app.output import Json, console, print_json, table
 
 
 def certify(
-    model: Annotated[str, typer.Argument(help="Hugging Face directory, .gguf file, or smollm2 (the packaged model).")],
+    model: Annotated[str, typer.Argument(help="Hugging Face directory, .gguf file, or smollm2 (packaged).")],
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16; repeat for both (the default).")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the certificate to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that the exact engine is bitwise exact here: batch size, padding, chunks, decode, threads; exit 1 if not."""
+    """Prove that the exact engine is bitwise exact here (batch, padding, chunks, decode, threads); exit 1 if not."""
     needs_torch("certify")
     from timscope.replay.certify import certify as run_certify
 
-    certificate = run_certify(model, device=device, dtypes=tuple(dtype or ("float32", "bfloat16")), progress=not as_json)
+    certificate = run_certify(
+        model, device=device, dtypes=tuple(dtype or ("float32", "bfloat16")), progress=not as_json
+    )
     if out is not None:
         out.write_text(json.dumps(certificate, indent=2) + "\n")
     if as_json:
@@ -35,11 +37,16 @@ def certify(
 
 def show(certificate: dict[str, Any]) -> None:
     """The certificate as text."""
-    rows = [(c["name"], "equal" if c["equal"] else "DIFFERS", c["tokens"], c["max_abs_diff"]) for c in certificate["checks"]]
-    console.print(table(["check", "bits", "tokens", "max |difference|"], rows))
+    console.print(table(["check", "bits", "tokens", "max |difference|"], check_rows(certificate)))
     controls = [
         (c["name"], "failed, as it must" if c["failed_as_it_must"] else "DID NOT FAIL: the checks prove nothing here")
         for c in certificate["negative_controls"]
     ]
     console.print(table(["negative control (plain transformers)", "result"], controls))
-    console.print("[bold]exact[/bold] on this machine" if certificate["exact"] else "[bold]NOT exact[/bold] on this machine")
+    console.print(f"[bold]{'exact' if certificate['exact'] else 'NOT exact'}[/bold] on this machine")
+
+
+def check_rows(certificate: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """One row a check: name, outcome, tokens, largest difference."""
+    checks = certificate.get("checks", [])
+    return [(c["name"], "equal" if c["equal"] else "DIFFERS", c["tokens"], c["max_abs_diff"]) for c in checks]

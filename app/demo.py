@@ -22,7 +22,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Directory for the run's copy and the report.")] = Path("timscope-demo"),
     as_json: Json = False,
 ) -> None:
-    """Open a real GRPO run, replay its first step with the exact engine on the CPU, say what is wrong, write a report."""
+    """Open a real GRPO run, replay its first step with the exact engine on the CPU, name the side, write a report."""
     needs_torch("demo")
     from timscope.analysis.verdict import diagnose
     from timscope.app.page import write_report
@@ -43,7 +43,13 @@ def demo(
     if as_json:
         print_json({**found.to_json(), "run": str(run_dir), "report": str(page), "seconds": took})
         return
-    for line in ("", *found.lines, "", f"The whole story with plots: [bold]{page}[/bold]  ({took:.0f} s)", *next_steps(run_dir)):
+    for line in (
+        "",
+        *found.lines,
+        "",
+        f"The whole story with plots: [bold]{page}[/bold]  ({took:.0f} s)",
+        *next_steps(run_dir),
+    ):
         console.print(line)
 
 
@@ -56,7 +62,9 @@ def copy_sample(out: Path) -> Path:
         raise BadInput(f"{out} is not empty: give another --out, or remove it")
     with as_file(files("timscope.data") / "samples" / SAMPLE) as source:
         if not (source / "manifest.json").exists():
-            raise BadInput("this installation lacks the bundled run: reinstall timscope from a complete wheel or checkout")
+            raise BadInput(
+                "this installation lacks the bundled run: reinstall timscope from a complete wheel or checkout"
+            )
         out.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(target.name + ".tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -84,8 +92,9 @@ def introduce(run: Run, run_dir: Path) -> list[str]:
 
 def next_steps(run_dir: Path) -> list[str]:
     """What to try after the demo."""
-    rollout, trainer = "rollout_logprob", "old_logprob"
-    sql = f"SELECT step, avg(abs({rollout} - {trainer})) AS mean_abs_d FROM witnesses WHERE mask GROUP BY step ORDER BY step"
+    sql = (
+        "SELECT step, avg(abs(rollout_logprob - old_logprob)) AS mean_abs_d FROM witnesses GROUP BY step ORDER BY step"
+    )
     return [
         "",
         "Try next:",

@@ -6,6 +6,7 @@ import typer
 
 from timscope.app.output import Json, RunPath, SkipDamaged, console, print_json
 from timscope.data import open_run
+from timscope.data.errors import BadInput
 
 
 def diagnose(run_path: RunPath, skip_damaged: SkipDamaged = False, as_json: Json = False) -> None:
@@ -15,6 +16,8 @@ def diagnose(run_path: RunPath, skip_damaged: SkipDamaged = False, as_json: Json
     with open_run(run_path, skip_damaged=skip_damaged) as run:
         found = run_diagnose(run)
         problems = run.problems
+    if found.missing and not as_json:
+        raise BadInput(found.reason)
     if as_json:
         print_json({**found.to_json(), "problems": problems})
     else:
@@ -22,4 +25,6 @@ def diagnose(run_path: RunPath, skip_damaged: SkipDamaged = False, as_json: Json
             console.print(line)
         for problem in problems:
             console.print(f"[yellow]note:[/yellow] {problem}")
+    if found.missing:
+        raise typer.Exit(2)
     raise typer.Exit(0 if found.verdict == "clean" else 1)

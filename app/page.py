@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from timscope.analysis import plots
 from timscope.analysis.metrics import pair_metrics
 from timscope.analysis.verdict import Diagnosis, diagnose
+from timscope.app.certify import check_rows
 from timscope.app.output import number
 from timscope.app.style import CSS
 from timscope.data import Run
@@ -42,8 +43,11 @@ ROWS = {
 
 
 def write_report(run: Run, out: Path, found: Diagnosis | None = None) -> int:
-    """Write the page; returns its bytes. BadInput where the file cannot be written."""
-    page = render(run, found or diagnose(run))
+    """Write the page; returns its bytes. BadInput where nothing can be compared or the file cannot be written."""
+    found = found or diagnose(run)
+    if found.missing:
+        raise BadInput(found.reason)
+    page = render(run, found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         return out.write_bytes(page.encode())
@@ -56,7 +60,8 @@ def render(run: Run, found: Diagnosis) -> str:
     name = Path(run.path).name
     body = [
         f"<header><p class='kind'>timscope report</p><h1>{_e(name)}</h1>{_facts(run)}</header>",
-        f"<section class='verdict {found.verdict}'><h2>Verdict: {_e(found.verdict)}</h2>{_paragraphs(found.lines)}</section>",
+        f"<section class='verdict {found.verdict}'><h2>Verdict: {found.verdict}</h2>"
+        f"{_paragraphs(found.lines)}</section>",
         *_figures(run),
         _metrics(run),
         _witnesses(run),
@@ -65,7 +70,8 @@ def render(run: Run, found: Diagnosis) -> str:
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>timscope: {_e(name)}</title><style>{CSS}</style></head><body><main>{''.join(body)}</main></body></html>\n"
+        f"<title>timscope: {_e(name)}</title><style>{CSS}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
 
@@ -108,7 +114,9 @@ def _figures(run: Run) -> list[str]:
     for title, caption, draw in plots.REPORT:
         figure = draw(run)
         if figure is not None:
-            sections.append(f"<section><h2>{_e(title)}</h2>{_picture(figure, title)}<p class='note'>{_e(caption)}</p></section>")
+            sections.append(
+                f"<section><h2>{_e(title)}</h2>{_picture(figure, title)}<p class='note'>{_e(caption)}</p></section>"
+            )
     return sections
 
 
@@ -138,7 +146,11 @@ def _witnesses(run: Run) -> str:
     rows = [
         ("A", "rollout_logprob", "the engine that sampled the token, as it decoded"),
         ("C", "old_logprob", "the trainer, before the update, under the same weights"),
-        ("Z", "exact_logprob", "the exact engine: one fixed order of every sum, so batch, padding and decoding change no bit"),
+        (
+            "Z",
+            "exact_logprob",
+            "the exact engine: one fixed order of every sum, so batch, padding and decoding change no bit",
+        ),
     ]
     return f"<section><h2>The witnesses</h2>{_table(['', 'column', 'who says it'], rows)}</section>"
 
@@ -152,11 +164,11 @@ def _provenance(run: Run) -> str:
         m = replay.manifest
         parts.append(f"<p>Replay <b>{_e(name)}</b>: {_e(m.engine)} engine, {_e(m.dtype)} on {_e(m.device)}, {proof}; ")
         parts.append(f"step(s) {_e(', '.join(map(str, replay.complete_steps)))}.</p>")
-        checks = (replay.certificate or {}).get("checks", [])
-        if checks:
-            rows = [(c["name"], "equal" if c["equal"] else "DIFFERS", c["tokens"], c["max_abs_diff"]) for c in checks]
-            parts.append(f"<details><summary>{len(checks)} checks</summary>")
+        if rows := check_rows(replay.certificate or {}):
+            parts.append(f"<details><summary>{len(rows)} checks</summary>")
             parts.append(_table(["check", "bits", "tokens", "max difference"], rows) + "</details>")
     parts += [f"<p class='note'>{_e(problem)}</p>" for problem in run.problems]
-    parts.append(f"<details><summary>manifest</summary><pre>{_e(run.manifest.model_dump_json(indent=2))}</pre></details>")
+    parts.append(
+        f"<details><summary>manifest</summary><pre>{_e(run.manifest.model_dump_json(indent=2))}</pre></details>"
+    )
     return f"<section><h2>Provenance</h2>{''.join(parts)}</section>"

@@ -15,8 +15,12 @@ from timscope.data.errors import BadInput
 def replay(
     run_path: RunPath,
     engine: Annotated[str, typer.Option(help="Which witness to add: exact.")] = "exact",
-    steps: Annotated[str | None, typer.Option(help="Steps such as 0,3,5-9; default: all whose weights are at hand.")] = None,
-    model: Annotated[str | None, typer.Option(help="Weights to use instead of the source that the manifest names.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Steps such as 0,3,5-9; default: all whose weights are at hand.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Weights to use instead of the source that the manifest names.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the trainer's.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the replay; default: engine and dtype.")] = None,
@@ -26,13 +30,15 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Recompute log-probs with the exact engine and store them beside the run. An interrupted replay resumes."""
+    wanted = None if steps is None else parse_steps(steps)
+    open_run(run_path).close()  # bad input is named before torch is loaded
     needs_torch("replay")
     from timscope.replay.replay_run import replay_run
 
     done = replay_run(
         run_path,
         engine=engine,
-        steps=None if steps is None else parse_steps(steps),
+        steps=wanted,
         model=model,
         device=device,
         dtype=dtype,
@@ -52,7 +58,11 @@ def replay(
     if as_json:
         print_json(said)
     else:
-        proof = "certified bitwise exact on this machine" if stored.certified else "NOT certified: treat it as one more engine"
+        proof = (
+            "certified bitwise exact on this machine"
+            if stored.certified
+            else "NOT certified: treat it as one more engine"
+        )
         console.print(f"replay [bold]{stored.name}[/bold]: {len(stored.complete_steps)} step(s), {proof}")
         console.print(f"next: timscope diagnose {run_path}")
     raise typer.Exit(0 if stored.certified else 1)

@@ -36,12 +36,17 @@ class Run:
                     raise BadInput(f"{self.path} has no replay {name!r}: it has {', '.join(names) or 'none'}")
             names = list(replays)
         found = [read_replay(storage, name) for name in names]
-        self._replays = {r.name: r for r in sorted(found, key=lambda r: (r.manifest.created, r.name))}
+        self._replays = {r.name: r for r in sorted(found, key=self._authority)}
         self.connection = duckdb.connect()
         if not storage.local:
             self.connection.register_filesystem(storage.fs)
         with self._explained("opening"):
             create_views(self.connection, parts, list(self._replays.values()))
+
+    def _authority(self, replay: Replay) -> tuple[bool, float, str]:
+        """Of several replays with one engine the last in this order speaks: the trainer's dtype wins, then the newest."""
+        same_dtype = replay.manifest.dtype == self.manifest.trainer.dtype
+        return same_dtype, replay.manifest.created.timestamp(), replay.name
 
     def _collect(self, skip_damaged: bool) -> dict[str, list[str]]:
         """Parts of the steps that every rank finished, by table; notes what was left out and why."""
@@ -51,15 +56,11 @@ class Run:
         for step, by_rank in sorted(found.items()):
             if missing := sorted(ranks - set(by_rank)):
                 self.incomplete_steps.append(step)
-                self.problems.append(
-                    f"step {step} is left out: rank(s) {', '.join(map(str, missing))} did not finish it"
-                )
+                self.problems.append(f"step {step} is left out: not finished by rank {', '.join(map(str, missing))}")
                 continue
             wrong = next(filter(None, (damage(self.storage, m) for m in by_rank.values())), None)
             if wrong and not skip_damaged:
-                raise BadInput(
-                    f"{self.storage.full(wrong)}: copy that part again, or leave its step out with --skip-damaged"
-                )
+                raise BadInput(f"{self.path}/{wrong}: copy that part again, or leave its step out with --skip-damaged")
             if wrong:
                 self.incomplete_steps.append(step)
                 self.problems.append(f"step {step} is left out: {wrong}")
@@ -112,7 +113,10 @@ class Run:
 
     @property
     def replays(self) -> list[str]:
-        """Names of the replays, oldest first; of several with one engine the newest speaks in `witnesses`."""
+        """Names of the replays; of several with one engine the last speaks in `witnesses`.
+
+        That is the newest of those in the trainer's dtype, or the newest of all where none is.
+        """
         return list(self._replays)
 
     def replay(self, name: str) -> Replay:

@@ -92,7 +92,8 @@ class ReplayWriter:
                 if getattr(old, key) != getattr(manifest, key):
                     there, here = getattr(old, key), getattr(manifest, key)
                     raise BadInput(
-                        f"replay {manifest.name!r} exists with {key} {there!r}, not {here!r}: choose another name or delete it"
+                        f"replay {manifest.name!r} exists with {key} {there!r}, not {here!r}: "
+                        "choose another name or delete it"
                     )
         self._write_json(MANIFEST, manifest.model_dump_json(indent=2))
         self.complete_steps = set(markers(self.storage, self._prefix))

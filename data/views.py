@@ -51,7 +51,7 @@ def _table_view(con: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, pa
 def create_views(con: duckdb.DuckDBPyConnection, parts: dict[str, list[str]], replays: Sequence[Replay]) -> None:
     """Create tokens, sequences, steps, gradients, one replay_NAME a replay, and witnesses.
 
-    `replays` come oldest first; of several with one engine the last one speaks in `witnesses`.
+    Of several `replays` with one engine the last one speaks in `witnesses`.
     """
     for name, schema in TABLES.items():
         _table_view(con, name, schema, parts.get(name, []))

@@ -60,7 +60,13 @@ def attach(
     with recorder.guard.column("attach"):
         hooks.install()
         trainer.add_callback(callback)
-    recorder.on_close = lambda: (hooks.remove(), trainer.remove_callback(callback))
+
+    def undo() -> None:
+        hooks.remove()
+        if not hooks.finished:  # at the end of training TRL is iterating over its callbacks: leave the list alone
+            trainer.remove_callback(callback)
+
+    recorder.on_close = undo
     return recorder
 
 

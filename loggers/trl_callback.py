@@ -23,15 +23,20 @@ def make_callback(hooks: Hooks, *, digest: bool, source: str | None) -> Any:
         open_step: int | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if hooks.finished:
+                return
             with guard.column("weights"):
                 value = weights_digest(hooks.trainer.accelerator.unwrap_model(hooks.trainer.model)) if _whole(digest) else None
                 recorder.add_weights(int(state.global_step), value, source if state.global_step == 0 else None)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._complete()
-            hooks.begin_step()
+            if not hooks.finished:
+                self._complete()
+                hooks.begin_step()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if hooks.finished:
+                return
             self.open_step = int(state.global_step)
             with guard.column("step"):
                 hooks.end_step(self.open_step)
@@ -39,14 +44,15 @@ def make_callback(hooks: Hooks, *, digest: bool, source: str | None) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if self.open_step is None or not logs or any(name in logs for name in _SUMMARY):
                 return
-            # Our own loss and norm belong to this step; TRL's are means over `logging_steps`.
-            own = {"loss", "grad_norm"} if args.logging_steps > 1 else {"loss"}
+            # Logged every few steps, TRL's loss is a mean over them; the step's own is known already.
+            own = {"loss", "grad_norm"} if args.logging_steps > 1 else set()
             step = recorder.begin(self.open_step)
             with guard.column("steps"):
                 step.metrics({k: v for k, v in logs.items() if k not in own and _is_number(v)})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._complete()
+            hooks.finished = True
             recorder.close()
 
         def _complete(self) -> None:

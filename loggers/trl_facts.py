@@ -38,7 +38,8 @@ def describe(trainer: Any, model_source: str | None = None) -> dict[str, Any]:
     """Manifest fields of a GRPOTrainer. `model_source`: where anyone can get the initial weights."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
-    name = getattr(model.config, "_name_or_path", None) or None
+    path = getattr(model.config, "_name_or_path", None) or None
+    config = {k: v for k, v in _plain(model.config.to_dict()).items() if k != "_name_or_path"}
     rollout, mode = _rollout(trainer, model)
     temperature = trainer.temperature
     # The trainer divides its logits by the temperature and normalises over the whole vocabulary: no truncation.
@@ -47,15 +48,15 @@ def describe(trainer: Any, model_source: str | None = None) -> dict[str, Any]:
     return {
         "framework": {"name": "trl", "version": package_version("trl")},
         "model": {
-            "name": name,
-            "source": model_source or name,
+            "name": _public(path),
+            "source": model_source or path,
             "architecture": type(model).__name__,
-            "config": _plain(model.config.to_dict()),
+            "config": config,
             "vocab_size": model.config.get_text_config().vocab_size,
             "dtype": dtype_name(next(model.parameters()).dtype),
             "num_parameters": sum(p.numel() for p in model.parameters()),
         },
-        "tokenizer": {"name": getattr(tokenizer, "name_or_path", None), "vocab_size": len(tokenizer)},
+        "tokenizer": {"name": _public(getattr(tokenizer, "name_or_path", None)), "vocab_size": len(tokenizer)},
         "rollout": rollout,
         "trainer": _trainer(trainer, model),
         "algorithm": {
@@ -82,6 +83,11 @@ def describe(trainer: Any, model_source: str | None = None) -> dict[str, Any]:
     }
 
 
+def _public(name: str | None) -> str | None:
+    """A model's name without the machine's directories."""
+    return os.path.basename(os.path.normpath(name)) if name and os.path.isdir(name) else name or None
+
+
 def _trainer(trainer: Any, model: Any) -> dict[str, Any]:
     parameters = dtype_name(next(model.parameters()).dtype)
     mixed = trainer.accelerator.mixed_precision
@@ -96,7 +102,8 @@ def _trainer(trainer: Any, model: Any) -> dict[str, Any]:
             "torch": package_version("torch"),
             "accelerate": package_version("accelerate"),
             "distributed": str(getattr(trainer.accelerator.distributed_type, "value", "")),
-            "lm_head": "trl fused chunked head" if trainer.args.use_liger_kernel is False else "liger",
+            "use_liger_kernel": getattr(trainer.args, "use_liger_kernel", None),
+            "cast_lm_head_to_fp32": getattr(trainer.args, "cast_lm_head_to_fp32", None),
             "old_logprob_batch": trainer.args.per_device_train_batch_size,
         },
     }

@@ -35,12 +35,14 @@ class Hooks:
         self.patches = Patches()
         self.generations: dict[int, Generation] = {}
         self.count = 0
+        self.last_step, self.in_step = -1, 0
         self.seen: Seen | None = None
         self.inside: _Scores | None = None
         self.micro: list[MicroBatch] = []
         self.groups: dict[str, dict[str, float]] = {}
         self.grad_norm: Any = None
         self.started = time.perf_counter()
+        self.finished = False  # training has ended: the callback stays in TRL's list but does nothing
 
     def install(self) -> None:
         """Wrap the trainer's methods."""
@@ -81,7 +83,10 @@ class Hooks:
 
         if self.seen is None:
             raise RuntimeError("TRL did not call _calculate_rewards")
-        generation = read_generation(self.trainer, out, self.seen, self.count)
+        step = int(self.trainer.state.global_step)
+        self.in_step = self.in_step + 1 if step == self.last_step else 0
+        self.last_step = step
+        generation = read_generation(self.trainer, out, self.seen, self.count, f"{step:06d}.{self.in_step}")
         if self.with_texts:
             tokenizer = getattr(self.trainer, "_tokenizer", None) or self.trainer.processing_class
             generation.per_row["prompt"] = tokenizer.batch_decode([p.tolist() for p in generation.prompt_ids])

@@ -30,6 +30,7 @@ class Generation:
     """B rows of one generation batch on this rank. Token columns are lists of B float arrays, one value a token."""
 
     number: int
+    label: str
     base: int
     weight_version: int
     prompt_ids: list[Array]
@@ -56,8 +57,11 @@ def untag(tag: int) -> tuple[int, int]:
     return tag >> _SHIFT, tag & ((1 << _SHIFT) - 1)
 
 
-def read_generation(trainer: Any, out: dict[str, Any], seen: Seen, number: int) -> Generation:
-    """Copy a generation out of `_generate_and_score_completions`' result `out` (unshuffled) and the rewards `seen`."""
+def read_generation(trainer: Any, out: dict[str, Any], seen: Seen, number: int, label: str) -> Generation:
+    """Copy a generation out of `_generate_and_score_completions`' result `out` (unshuffled) and the rewards `seen`.
+
+    `number` counts generations in this process; `label` names one in the whole run, over resumes.
+    """
     ids = [np.array(row, np.int32) for row in seen.completion_ids]
     rank, rows = trainer.accelerator.process_index, len(ids)
     prompt_block, prompt_mask = copied(out["prompt_ids"]), copied(out["prompt_mask"]).astype(bool)
@@ -66,6 +70,7 @@ def read_generation(trainer: Any, out: dict[str, Any], seen: Seen, number: int) 
     version = trainer._last_loaded_step if trainer.use_vllm else trainer.state.global_step
     generation = Generation(
         number=number,
+        label=label,
         base=rank * rows,
         weight_version=int(version),
         prompt_ids=[row[keep].astype(np.int32) for row, keep in zip(prompt_block, prompt_mask, strict=True)],
@@ -98,8 +103,8 @@ def _read_rows(trainer: Any, generation: Generation, out: dict[str, Any], prompt
     count, base = trainer.num_generations, generation.base
     generation.per_row = {
         "advantage": copied(out["advantages"]).astype(float).tolist() if out["advantages"].ndim == 1 else [],
-        "uid": [f"{generation.number:06d}-{base + row:05d}" for row in range(len(ids))],
-        "group_id": [f"{generation.number:06d}-{(base + row) // count:05d}" for row in range(len(ids))],
+        "uid": [f"{generation.label}-{base + row:05d}" for row in range(len(ids))],
+        "group_id": [f"{generation.label}-{(base + row) // count:05d}" for row in range(len(ids))],
         "pad_left": (~prompt_mask).sum(1).tolist(),
         "pad_right": [attended.shape[1] - len(i) for i in ids],
         "finish_reason": [_finish(i, trainer.eos_token_ids, trainer.max_completion_length) for i in ids],

@@ -1,9 +1,11 @@
-"""The one definition of every estimator: numpy alone, readable in one sitting, and what all faster code is tested against.
+"""The one definition of every estimator: numpy alone, readable in one sitting, and what all faster code is tested
+against.
 
 Conventions, used everywhere in timscope:
 
 - log-probs are in nats, of the sampled token; `left` is usually the rollout engine (r), `right` the trainer (t);
-- d = right - left = t - r is the log ratio, w = exp(d) the importance weight; d > 0: the right side gives the token more;
+- d = right - left = t - r is the log ratio, w = exp(d) the importance weight; d > 0: the right side gives the token
+  more;
 - "token mean" pools tokens, "sequence mean" averages per-sequence means, "raw" means no clamp and no truncation,
   "clamped" means the log ratio was clipped to +-20 first, as verl, slime and SkyRL do;
 - tokens outside the loss mask, missing values and non-finite values never count (see `pair`), and a sequence without a
@@ -32,7 +34,7 @@ from timscope.analysis.formulas.identity import UnitMean, unit_mean_test
 from timscope.analysis.formulas.perplexity import LogPerplexities, log_perplexities
 from timscope.analysis.formulas.selection import CLAMP, Pair, pair
 from timscope.analysis.formulas.shares import SequenceMoments, Shares, sequence_moments, variance_shares
-from timscope.analysis.formulas.summary import TAUS, beyond_name, summarise
+from timscope.analysis.formulas.summary import TAUS, summarise, tau_name
 from timscope.analysis.formulas.weights import ess, mean_weight
 
 __all__ = [
@@ -43,7 +45,6 @@ __all__ = [
     "SequenceMoments",
     "Shares",
     "UnitMean",
-    "beyond_name",
     "chi2_sequence",
     "chi2_token",
     "ess",
@@ -65,6 +66,7 @@ __all__ = [
     "sequence_moments",
     "share_beyond",
     "summarise",
+    "tau_name",
     "unit_mean_test",
     "variance_shares",
 ]

@@ -15,8 +15,9 @@ def mean(values: FloatArray) -> float:
 def mean_abs(d: FloatArray) -> float:
     """mean |d|, nats, token mean of [N].
 
-    Equals TRL `sampling/sampling_logp_difference/mean` on one rank, SkyRL `policy/rollout_train_logprobs_abs_diff_mean`,
-    tunix `sampler_trainer/logp_diff_mean`, slime `train/train_rollout_logprob_abs_diff` under calculate_per_token_loss.
+    Equals TRL `sampling/sampling_logp_difference/mean` on one rank, SkyRL
+    `policy/rollout_train_logprobs_abs_diff_mean`, tunix `sampler_trainer/logp_diff_mean`, slime
+    `train/train_rollout_logprob_abs_diff` under calculate_per_token_loss.
     """
     return mean(np.abs(d))
 

@@ -15,7 +15,8 @@ SERIES_BELOW = 0.03
 
 
 def excess_exp(d: FloatArray) -> FloatArray:
-    """e^d - d - 1 for every token, >= 0, exact to about 1e-12 relative for small d too, where it is d^2/2. [N] -> [N]."""
+    """e^d - d - 1 for every token, >= 0, exact to about 1e-12 relative for small d too, where it is d^2/2. [N] -> [N].
+    """
     series = 1.0 + d / 8
     for n in (7, 6, 5, 4, 3):
         series = 1.0 + d / n * series
@@ -30,8 +31,8 @@ def _clamped(d: FloatArray, clamp: float | None) -> FloatArray:
 def k1(d: FloatArray) -> float:
     """mean(-d) = mean(left - right), nats: unbiased for KL(left || right), can be negative.
 
-    verl `rollout_corr/kl`, OpenRLHF `train/vllm_kl`; slime `mis_kl` is its sequence mean; AReaL `behave_approx_kl` = -k1.
-    Its standard error is sd(d)/sqrt(N), usually far above its value: read `k3` or `mean_abs` first.
+    verl `rollout_corr/kl`, OpenRLHF `train/vllm_kl`; slime `mis_kl` is its sequence mean; AReaL `behave_approx_kl` =
+    -k1. Its standard error is sd(d)/sqrt(N), usually far above its value: read `k3` or `mean_abs` first.
     """
     return mean(-d)
 
@@ -39,14 +40,16 @@ def k1(d: FloatArray) -> float:
 def k3(d: FloatArray, clamp: float | None = None) -> float:
     """mean(e^d - d - 1), nats, >= 0: estimates KL(left || right) with low variance.
 
-    verl `rollout_corr/k3_kl` (unclamped), NeMo-RL `gen_kl_error` under its default k3; slime `mis_k3_kl` is the sequence
-    mean. Unclamped it is inf once some d > 709; pass clamp=CLAMP for the +-20 convention.
+    verl `rollout_corr/k3_kl` (unclamped), NeMo-RL `gen_kl_error` under its default k3; slime `mis_k3_kl` is the
+    sequence mean. Unclamped it is inf once some d > 709; pass clamp=CLAMP for the +-20 convention.
     """
     return mean(excess_exp(_clamped(d, clamp)))
 
 
 def k3_reverse(d: FloatArray, clamp: float | None = None) -> float:
-    """mean(e^-d + d - 1), nats, >= 0. NeMo-RL `policy_kl_error`. On left-sampled tokens not an unbiased KL(right || left)."""
+    """mean(e^-d + d - 1), nats, >= 0. NeMo-RL `policy_kl_error`. On left-sampled tokens not an unbiased KL(right ||
+    left).
+    """
     return mean(excess_exp(_clamped(-d, clamp)))
 
 

@@ -43,10 +43,10 @@ def _z(values: FloatArray) -> tuple[float, float]:
 def unit_mean_test(p: Pair) -> UnitMean:
     """Token-mean weight and z of the per-sequence sums s_i = sum_t (w_t - 1) against 0, z = mean(s) sqrt(M) / sd(s).
 
-    Sums, because sum_t (w_t - 1) is a martingale: its mean is 0 at any stopping time, such as an end-of-sequence token or
-    a length limit. The mean of per-sequence means (`z_sequence_means`) divides by a length that depends on the same
-    tokens and is biased as soon as the two sides disagree about the end token: with p(end) = 0.10 against 0.08 and nothing
-    wrong with the data, its expectation is 0.965. It is kept for comparison with reports that use it.
+    Sums, because sum_t (w_t - 1) is a martingale: its mean is 0 at any stopping time, such as an end-of-sequence token
+    or a length limit. The mean of per-sequence means (`z_sequence_means`) divides by a length that depends on the same
+    tokens and is biased as soon as the two sides disagree about the end token: with p(end) = 0.10 against 0.08 and
+    nothing wrong with the data, its expectation is 0.965. It is kept for comparison with reports that use it.
     """
     with np.errstate(over="ignore"):
         excess = p.sums(np.expm1(p.d))

@@ -37,7 +37,7 @@ class Pair:
 
     def sums(self, values: FloatArray) -> FloatArray:
         """Sum of per-token values over each sequence: [N] -> [M]."""
-        return np.bincount(self.sequence, weights=values, minlength=self.sequences)
+        return np.bincount(self.sequence, weights=values, minlength=self.sequences).astype(np.float64)
 
     @property
     def lengths(self) -> FloatArray:

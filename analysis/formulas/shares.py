@@ -1,10 +1,11 @@
 """The exact identity A - C = (A - Z) + (Z - C) and what share of its variance each term holds.
 
-With x = A - Z (rollout engine against the exact witness) and y = Z - C (exact witness against the trainer):
-var(A - C) = var x + var y + 2 cov(x, y). The covariance belongs to neither side, so it is reported on its own. For one
-figure a side, `attributed_*` gives each side one covariance: (var x + cov) / var(A - C). If the three witnesses err
-independently, with variances a, z, c, then cov(x, y) = -z, and the attributed shares are exactly a / (a + c) and c / (a + c)
-(Grubbs 1948, the three-cornered hat of clock metrology). The exact witness's own noise z = -cov is then visible too.
+With x = A - Z (rollout engine against the exact witness) and y = Z - C (exact witness against the trainer): var(A - C)
+= var x + var y + 2 cov(x, y). The covariance belongs to neither side, so it is reported on its own. For one figure a
+side, `attributed_*` gives each side one covariance: (var x + cov) / var(A - C). If the three witnesses err
+independently, with variances a, z, c, then cov(x, y) = -z, and the attributed shares are exactly a / (a + c) and c / (a
++ c) (Grubbs 1948, the three-cornered hat of clock metrology). The exact witness's own noise z = -cov is then visible
+too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class SequenceMoments:
 
 @dataclass(frozen=True)
 class Shares:
-    """Variances in nats^2, shares as fractions, `se_*` clustered by sequence (delta method; NaN below two sequences)."""
+    """Variances in nats^2, shares as fractions, `se_*` clustered by sequence (delta method; NaN below two sequences).
+    """
 
     var_rollout: float
     var_trainer: float
@@ -56,7 +58,8 @@ def sequence_moments(x: npt.ArrayLike, y: npt.ArrayLike, sequence: npt.ArrayLike
     """Per-sequence sums of x, y and their products from per-token arrays [N]; sequence ids are any integers."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     index = np.unique(np.asarray(sequence), return_inverse=True)[1].reshape(-1)
-    return SequenceMoments(*(np.bincount(index, weights=v) for v in (np.ones_like(a), a, b, a * a, b * b, a * b)))
+    values = (np.ones_like(a), a, b, a * a, b * b, a * b)
+    return SequenceMoments(*(np.bincount(index, weights=v).astype(np.float64) for v in values))
 
 
 def _se(influence: FloatArray) -> float:
@@ -69,8 +72,8 @@ def variance_shares(m: SequenceMoments, shift: tuple[float, float] = (0.0, 0.0))
     """Variances (divided by N), shares and standard errors.
 
     `shift`: numbers already subtracted from x and y, put back into the means; a rough centre keeps all digits. All
-    shares are NaN when A - C does not vary. Standard errors linearise each share in the per-sequence sums of squares, so
-    tokens of one sequence may depend on each other in any way.
+    shares are NaN when A - C does not vary. Standard errors linearise each share in the per-sequence sums of squares,
+    so tokens of one sequence may depend on each other in any way.
     """
     n = m.n.sum()
     if n == 0:

@@ -14,9 +14,9 @@ from timscope.analysis.formulas.selection import CLAMP, Pair
 TAUS = (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
-def beyond_name(tau: float) -> str:
-    """Column of F(tau): 1.1 -> "beyond_1_1", 2 -> "beyond_2"."""
-    return f"beyond_{tau:g}".replace(".", "_")
+def tau_name(tau: float) -> str:
+    """Column of F(tau): 1.1 -> "f_1_1", 2 -> "f_2"."""
+    return f"f_{tau:g}".replace(".", "_")
 
 
 def summarise(p: Pair) -> dict[str, float]:
@@ -38,7 +38,7 @@ def summarise(p: Pair) -> dict[str, float]:
         "mean_abs_prob_diff": differences.mean_abs_prob_diff(p),
         "pearson_probs": differences.pearson(np.exp(p.left), np.exp(p.right)),
         "pearson_logprobs": differences.pearson(p.left, p.right),
-        **{beyond_name(tau): differences.share_beyond(d, tau) for tau in TAUS},
+        **{tau_name(tau): differences.share_beyond(d, tau) for tau in TAUS},
         "k1": divergences.k1(d),
         "k3": divergences.k3(d),
         "k3_clamped": divergences.k3(d, CLAMP),

@@ -19,10 +19,14 @@ def timscope(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
-def write_run(folder: Path, *, rollout: bool = True, noise: float = 0.03, sequences: int = 12, length: int = 20) -> Path:
+def write_run(
+    folder: Path, *, rollout: bool = True, noise: float = 0.03, sequences: int = 12, length: int = 20
+) -> Path:
     """A run whose old log-probs differ from the rollout's by plain noise."""
     rng = np.random.default_rng(0)
-    manifest = Manifest(algorithm=Algorithm(name="grpo", loss_mode="recompute"), logprobs={"old_logprob": LogprobMode(mode="raw")})
+    manifest = Manifest(
+        algorithm=Algorithm(name="grpo", loss_mode="recompute"), logprobs={"old_logprob": LogprobMode(mode="raw")}
+    )
     with RunWriter(folder, manifest, strict=True) as writer:
         for step in range(3):
             n = sequences * length
@@ -38,7 +42,9 @@ def write_run(folder: Path, *, rollout: bool = True, noise: float = 0.03, sequen
             if rollout:
                 columns["rollout_logprob"] = (old - d + noise**2 / 2).astype(np.float32)
             writer.put("tokens", step, columns)
-            writer.put("sequences", step, {"sequence": np.arange(sequences), "prompt_ids": [[1, 2, 3, 4, 5]] * sequences})
+            writer.put(
+                "sequences", step, {"sequence": np.arange(sequences), "prompt_ids": [[1, 2, 3, 4, 5]] * sequences}
+            )
             writer.put("steps", step, {"loss": [0.1 * step]})
             writer.complete(step)
     return folder
