@@ -1,5 +1,4 @@
-"""SQL text for the scalar functions that DuckDB lacks, with the same cut-offs as the formulas, so both agree to 1e-9.
-"""
+"""SQL text for the scalar functions that DuckDB lacks, with the formulas' own cut-offs, so both agree to 1e-9."""
 
 from __future__ import annotations
 

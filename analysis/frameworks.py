@@ -27,8 +27,7 @@ def trl_logp_difference(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def trl_gaps(run: Run) -> pl.DataFrame | None:
-    """Recomputed against logged: step, mean, mean_logged, max, max_logged; None where the run has no such TRL metric.
-    """
+    """Recomputed against logged: step, mean, mean_logged, max, max_logged; None where the run has no such metric."""
     steps = run.steps()
     if not {TRL_MEAN, TRL_MAX} <= set(steps.columns):
         return None

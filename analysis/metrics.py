@@ -22,9 +22,14 @@ _BEYOND = ",\n    ".join(
 )
 
 
+def _stddev(values: str) -> str:
+    """Sample standard deviation of the finite values: DuckDB 1.5 refuses infinite ones even where nobody asks."""
+    return f"stddev_samp(CASE WHEN isfinite({values}) THEN {values} END)"
+
+
 def _z(values: str) -> str:
     """z of the mean of per-sequence values against 0, as `formulas.identity` defines it."""
-    se = f"(stddev_samp({values}) / sqrt(count(*)))"
+    se = f"({_stddev(values)} / sqrt(count(*)))"
     return f"""CASE
         WHEN count(*) < 2 OR NOT bool_and(isfinite({values})) THEN NULL
         WHEN {se} > {CONSTANT!r} * abs(avg({values})) THEN avg({values}) / {se}
@@ -55,7 +60,7 @@ WITH base AS MATERIALIZED (
     sqrt(avg(d * d)) AS rms,
     count(*) FILTER (l = r) / count(*)::DOUBLE AS exact_equal,
     avg(exp(abs(d))) AS mean_exp_abs,
-    avg(abs(pr - pl)) AS mean_abs_prob_diff,
+    avg(greatest(pl, pr) * -({expm1("(-abs(d))")})) AS mean_abs_prob_diff,
     sum((pl - pl0) * (pr - pr0)) / sqrt(sum((pl - pl0) * (pl - pl0)) * sum((pr - pr0) * (pr - pr0))) AS pearson_probs,
     sum((l - l0) * (r - r0)) / sqrt(sum((l - l0) * (l - l0)) * sum((r - r0) * (r - r0))) AS pearson_logprobs,
     {_BEYOND},
@@ -69,7 +74,7 @@ WITH base AS MATERIALIZED (
     sum(exp(d - top)) * sum(exp(d - top)) / (count(*) * sum(exp(2 * (d - top)))) AS ess_token
     FROM kept JOIN centre USING (g) GROUP BY g
 ), per_sequence AS MATERIALIZED (
-    SELECT g, step, sequence, count(*) AS n, sum(d) AS s, sum({expm1("d")}) AS excess,
+    SELECT g, step, sequence, count(*) AS n, sum(d) AS s, sum(exp(d)) AS weight, sum({expm1("d")}) AS excess,
     -avg(l) AS left_log_ppl, -avg(r) AS right_log_ppl, -avg(d) AS difference, avg(abs(d)) AS mean_abs
     FROM kept GROUP BY g, step, sequence
 ), largest AS (
@@ -90,8 +95,8 @@ WITH base AS MATERIALIZED (
     max(difference) AS log_ppl_diff_max,
     min(difference) AS log_ppl_diff_min,
     avg(exp(difference)) AS ppl_ratio,
-    1 + sum(excess) / sum(n) AS mean_weight,
-    CASE WHEN count(*) > 1 AND bool_and(isfinite(excess)) THEN stddev_samp(excess) * sqrt(count(*)) / sum(n) END
+    sum(weight) / sum(n) AS mean_weight,
+    CASE WHEN count(*) > 1 AND bool_and(isfinite(excess)) THEN {_stddev("excess")} * sqrt(count(*)) / sum(n) END
         AS mean_weight_se,
     {_z("excess")} AS mean_weight_z,
     {_z("(excess / n)")} AS mean_weight_z_sequence_means

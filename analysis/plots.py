@@ -107,8 +107,9 @@ def plot_distribution(run: Run) -> Figure | None:
         ax.stairs(shares, edges, color=color, linestyle=style, linewidth=2, label=text)
     if not ax.get_legend_handles_labels()[0]:
         return None
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    if ax.patches:  # else every token is exactly equal, and the legend says all there is to say
+        ax.set_xscale("log")
+        ax.set_yscale("log")
     label(ax, x="|d|, nats", y=f"share of tokens (per 1/{data.BINS_PER_DECADE} decade)")
     ax.legend(fontsize=FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
     return made

@@ -134,6 +134,4 @@ def _not_comparable(
     missing: tuple[str, ...] = (),
     decomposition: dict[str, Any] | None = None,
 ) -> Diagnosis:
-    return Diagnosis(
-        "not-comparable", lines[0], None, causes, decomposition or {}, metrics, lines, missing
-    )
+    return Diagnosis("not-comparable", lines[0], None, causes, decomposition or {}, metrics, lines, missing)

@@ -56,7 +56,7 @@ def invalid_weights(m: dict[str, Any]) -> list[str]:
     z = m["mean_weight_z"]
     sure = "" if z is None else f" (z = {z:.1f}, clustered over {m['sequences']:,} sequences)"
     return [
-        f"Not comparable: the mean weight E[exp(C - A)] is {m['mean_weight']:.4g}, not 1{sure}; "
+        f"Not comparable: the mean weight exp(C - A) is {m['mean_weight']:.4g}, not 1{sure}; "
         "true log-probs of the sampled tokens cannot do that.",
         f"The size, mean |A - C| = {nats(m['mean_abs'])} nats, is therefore a fault of the data, not of the numerics.",
         "Look at temperature, top-p/top-k and raw or processed log-probs on both sides, at shifts by one token and at "
@@ -79,7 +79,7 @@ def lines(
     text += [_cause(cause) for cause in causes]
     if verdict != "clean":
         text.append(_weights(m))
-    text.append(_mode(run.manifest.algorithm.loss_mode))
+    text.append(_mode(run.manifest.algorithm.loss_mode, verdict == "clean"))
     text += _framework(m.get("framework") or {})
     if not parts and verdict != "clean":
         text.append(f"Next: timscope replay {run.path}, then diagnose again; only a third witness can name the side.")
@@ -155,14 +155,16 @@ def _where(rows: list[dict[str, Any]]) -> str:
 def _weights(m: dict[str, Any]) -> str:
     z = m["mean_weight_z"]
     if z is None:
-        return "E[w] = 1 could not be tested: fewer than two sequences."
-    text = f"Mean weight E[w] = {m['mean_weight']:.6g}, z = {z:.1f} clustered by sequence: "
+        return "Whether the mean weight is 1 could not be tested: fewer than two sequences."
+    text = f"Mean weight exp(C - A) is {m['mean_weight']:.6g} (z = {z:.1f} from 1, clustered by sequence): "
     if m["sequences"] < MIN_SEQUENCES:
         return text + "too few sequences to tell a fault of the data from chance."
-    return text + "no sign of a fault in the data, so importance corrections are legitimate."
+    return text + "as with true log-probs of what was sampled, so importance corrections are legitimate."
 
 
-def _mode(mode: str) -> str:
+def _mode(mode: str, clean: bool) -> str:
+    if clean:
+        return f"Loss mode {mode}: this rests on |A - C| of every token, not on k1 or k3, which clear nothing alone."
     if mode == "bypass":
         return "Loss mode bypass: k1 and k3 of the loss's own ratio mix mismatch with policy drift; they clear nothing."
     if mode == "recompute":

@@ -44,7 +44,7 @@ class Run:
             create_views(self.connection, parts, list(self._replays.values()))
 
     def _authority(self, replay: Replay) -> tuple[bool, float, str]:
-        """Of several replays with one engine the last in this order speaks: the trainer's dtype wins, then the newest."""
+        """Of several replays with one engine the last in this order speaks: trainer's dtype first, then the newest."""
         same_dtype = replay.manifest.dtype == self.manifest.trainer.dtype
         return same_dtype, replay.manifest.created.timestamp(), replay.name
 

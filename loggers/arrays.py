@@ -38,8 +38,8 @@ def is_padded(values: Any) -> bool:
 def id_rows(values: Any, mask: Any = None) -> tuple[list[Array], Array | None]:
     """Token ids, one int32 array a row, and the (B, C) selection used where they came padded.
 
-    `values`: ragged (a list of B rows) or padded (B, C) with `mask` (B, C) true on real tokens, on either side. Without a
-    mask a padded block is taken whole.
+    `values`: ragged (a list of B rows) or padded (B, C) with `mask` (B, C) true on real tokens, on either side. Without
+    a mask a padded block is taken whole.
     """
     if not is_padded(values):
         if mask is not None:
@@ -96,7 +96,7 @@ def _pick(row: Array, length: int, keep: Array | None) -> Array:
 def _is_flat(values: Any) -> bool:
     if isinstance(values, (list, tuple)):
         return bool(values) and all(v is None or np.isscalar(v) for v in values)
-    return getattr(values, "ndim", 0) == 1 and getattr(values, "dtype", None) != object
+    return getattr(values, "ndim", 0) == 1 and str(values.dtype) != "object"
 
 
 def row_values(values: Any, rows: int) -> list[Any]:

@@ -27,8 +27,8 @@ def gradient_groups(named: Iterable[tuple[str, Any]], scale: float = 1.0) -> dic
     """`{group: {norm, max_abs, zero_share, nonfinite}}` over (name, parameter), with a group `total`.
 
     `scale`: the loss scale of mixed fp16 training; norms are divided by it. norm: L2, summed in float64 over per-tensor
-    float32 norms. zero_share: share of exact zeros. nonfinite: count of inf and NaN, only searched for where the norm is
-    not finite, because a finite norm proves that there is none.
+    float32 norms. zero_share: share of exact zeros. nonfinite: count of inf and NaN, only searched for where the norm
+    is not finite, because a finite norm proves that there is none.
     """
     import torch
 

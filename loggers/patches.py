@@ -22,7 +22,7 @@ class Patches:
         self._done.append((target, name, before, wrapper))
 
     def restore(self) -> None:
-        """Undo every wrap, last first. One that somebody wrapped over since is left in place: it only passes through."""
+        """Undo every wrap, last first. One that somebody wrapped over since stays in place."""
         for target, name, before, wrapper in reversed(self._done):
             if vars(target).get(name) is not wrapper:
                 continue

@@ -7,8 +7,8 @@
         step.scores(advantage=a, rewards={"exact": e})
         step.metrics(loss=loss, grad_norm=norm)
 
-It copies what it is given, hands it to the writer's thread and never raises into the loop (see guard.py). With no path it
-records nothing, so a loop needs no `if`.
+It copies what it is given, hands it to the writer's thread and never raises into the loop (see guard.py). With no path
+it records nothing, so a loop needs no `if`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Literal
 
 from timscope.data import Manifest, RunWriter
@@ -54,6 +53,7 @@ class Recorder:
         self.path, self.rank, self.world_size = path, rank, world_size
         self.guard = Guard(strict, self._note)
         self._open: dict[int, Step] = {}
+        self._early: list[str] = []
         self._writer: RunWriter | None = None
         with self.guard.column("run"):
             named = {k: {"name": v} if k in _NAMED and isinstance(v, str) else v for k, v in fields.items()}
@@ -61,9 +61,8 @@ class Recorder:
 
             manifest = Manifest.model_validate({"timscope_version": __version__, **named})
             assert path is not None
-            self._writer = RunWriter(
-                path, manifest, rank=rank, world_size=world_size, queue_size=queue_size, overflow=overflow, strict=strict
-            )
+            place: dict[str, Any] = {"rank": rank, "world_size": world_size}
+            self._writer = RunWriter(path, manifest, queue_size=queue_size, overflow=overflow, strict=strict, **place)
 
     @property
     def manifest(self) -> Manifest:
@@ -73,7 +72,7 @@ class Recorder:
     @property
     def errors(self) -> list[str]:
         """What went wrong so far: hook errors and write errors."""
-        return list(self._writer.errors) if self._writer else list(self.guard.off.values())
+        return list(self._writer.errors) if self._writer else [*self._early]
 
     def begin(self, number: int) -> Step:
         """Step `number`, open: the same object until `complete`. Steps may overlap."""
@@ -97,13 +96,7 @@ class Recorder:
         if self._writer is None:
             return
         with self.guard.column("write"):
-            tables = {
-                "tokens": bundle.token_table(),
-                "sequences": bundle.sequence_table(),
-                "gradients": bundle.gradient_table(),
-                "steps": bundle.step_table(),
-            }
-            for name, columns in tables.items():
+            for name, columns in bundle.tables().items():
                 if columns:
                     self._writer.put(name, bundle.number, columns)
             if finished:
@@ -129,13 +122,14 @@ class Recorder:
                 self._writer.close()
 
     def _note(self, message: str) -> None:
-        if self._writer is not None and message not in self._writer.errors:
-            self._writer.errors.append(message)
+        errors = self._early if self._writer is None else self._writer.errors
+        if message not in errors:
+            errors.append(message)
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
 
@@ -146,8 +140,8 @@ class NullRecorder(Recorder):
         self.path, self.rank, self.world_size = None, 0, 1
         self.guard = Guard()
         self.guard.off = {"rollout": "no path", "gradients": "no path"}
-        self._open, self._writer = {}, None
+        self._open, self._early, self._writer = {}, [], None
 
     def begin(self, number: int) -> Step:
-        """A step that ignores what it is told."""
+        """A step that ignores what it is told: no rollouts (see `guard.off`), and metrics are rank 0's alone."""
         return Step(number, self.guard, rank=1)

@@ -2,7 +2,7 @@
 
 Five methods of this one trainer are wrapped and a callback is added; nothing is subclassed or patched in TRL, no random
 number is drawn, no tensor of the trainer is written to. The only thing that TRL can see is one more int64 tensor in its
-batch, the row tags, which TRL shuffles and splits along with the rest and thereby tells which loss row is which rollout.
+batch, the row tags, which TRL shuffles and splits along with the rest and so tells which loss row is which rollout.
 
     generate          _generate_and_score_completions   rollout and old log-probs, masks, advantages
     rewards           _calculate_rewards                rewards by function, the exact completion ids
@@ -10,9 +10,9 @@ batch, the row tags, which TRL shuffles and splits along with the rest and there
     loss              _compute_loss                     which rows, in which micro-batch
     clip              accelerator.clip_grad_norm_       gradients before clipping
 
-Steps are numbered as TRL logs them, from 1; a token row is written for every optimizer step whose loss used it, so with
-`num_iterations=2` a rollout appears in two steps under one uid. `steps.weight_version` is the version being trained (the
-step before), so staleness is that minus the rollout's `weight_version`.
+Steps are numbered as TRL logs them, from 1; a token row is written for every optimizer step whose loss used it, so
+with `num_iterations=2` a rollout appears in two steps under one uid. `steps.weight_version` is the version being
+trained (the step before), so staleness is that minus the rollout's `weight_version`.
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ def attach(
 
     `run_dir`: a directory or fsspec URL; None records nothing. `model_source`: where anyone can get the initial weights
     (by default the model's name), so that the run can be replayed. `digest`: hash the weights when training begins, so
-    that a replay can prove it has the same ones. `gradients`: statistics by module before clipping. `texts`: prompts and
-    completions as text next to their ids. `strict`: raise hook errors (default: log once, turn the column off).
+    that a replay can prove it has the same ones. `gradients`: statistics by module before clipping. `texts`: prompts
+    and completions as text next to their ids. `strict`: raise hook errors (default: log once, turn the column off).
     `options` go to `Recorder` (`queue_size`, `overflow`) and the manifest.
     """
     if run_dir is None:
         return NullRecorder()
     facts = _facts(trainer, model_source, strict)
     accelerator = trainer.accelerator
-    recorder = _TrlRecorder(
-        run_dir, rank=accelerator.process_index, world_size=accelerator.num_processes, strict=strict, **{**facts, **options}
-    )
+    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    recorder = _TrlRecorder(run_dir, strict=strict, **{**place, **facts, **options})
     hooks = Hooks(trainer, recorder, gradients=gradients, texts=texts)
     source = model_source or facts.get("model", {}).get("source")
     callback = make_callback(hooks, digest=digest, source=source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from timscope.loggers.trl_hooks import Hooks
+from timscope.loggers.trl_hooks import SHARDED, Hooks
 from timscope.loggers.weights import weights_digest
 
 # The summary that Trainer logs after the last step is about the run, not about a step.
@@ -26,7 +26,8 @@ def make_callback(hooks: Hooks, *, digest: bool, source: str | None) -> Any:
             if hooks.finished:
                 return
             with guard.column("weights"):
-                value = weights_digest(hooks.trainer.accelerator.unwrap_model(hooks.trainer.model)) if _whole(digest) else None
+                model = hooks.trainer.accelerator.unwrap_model(hooks.trainer.model)
+                value = weights_digest(model) if digest and _whole(model) else None
                 recorder.add_weights(int(state.global_step), value, source if state.global_step == 0 else None)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,11 +61,10 @@ def make_callback(hooks: Hooks, *, digest: bool, source: str | None) -> Any:
                 recorder.complete(self.open_step)
                 self.open_step = None
 
-    def _whole(wanted: bool) -> bool:
-        """Only where one process holds every weight as trained; a digest of shards or adapters would prove nothing."""
+    def _whole(model: Any) -> bool:
+        """Whether this process holds every weight as trained: a digest of shards or adapters would prove nothing."""
         kind = str(getattr(hooks.trainer.accelerator.distributed_type, "value", "NO"))
-        adapters = hasattr(hooks.trainer.accelerator.unwrap_model(hooks.trainer.model), "peft_config")
-        return wanted and recorder.rank == 0 and not adapters and kind not in ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+        return recorder.rank == 0 and not hasattr(model, "peft_config") and kind not in SHARDED
 
     return _StepCallback()
 

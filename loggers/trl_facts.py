@@ -12,13 +12,39 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _OPTIONS = (
-    "loss_type beta epsilon epsilon_high delta importance_sampling_level scale_rewards num_generations num_iterations "
-    "multi_objective_aggregation steps_per_generation gradient_accumulation_steps per_device_train_batch_size "
-    "generation_batch_size max_completion_length learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay "
-    "optim seed mask_truncated_completions top_entropy_quantile off_policy_mask_threshold use_bias_correction_kl "
-    "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_min "
-    "vllm_importance_sampling_clip_max shuffle_dataset gradient_checkpointing"
-).split()
+    "loss_type",
+    "beta",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "importance_sampling_level",
+    "scale_rewards",
+    "num_generations",
+    "num_iterations",
+    "multi_objective_aggregation",
+    "steps_per_generation",
+    "gradient_accumulation_steps",
+    "per_device_train_batch_size",
+    "generation_batch_size",
+    "max_completion_length",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "max_grad_norm",
+    "weight_decay",
+    "optim",
+    "seed",
+    "mask_truncated_completions",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    "use_bias_correction_kl",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
+    "shuffle_dataset",
+    "gradient_checkpointing",
+)
 
 
 def package_version(name: str) -> str | None:
@@ -30,7 +56,7 @@ def package_version(name: str) -> str | None:
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """"bfloat16" for torch.bfloat16 or "torch.bfloat16"."""
+    """ "bfloat16" for torch.bfloat16 or "torch.bfloat16"."""
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
@@ -129,6 +155,7 @@ def _rollout(trainer: Any, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         config = generation.llm.llm_engine.model_config
         engine["dtype"] = dtype_name(config.dtype)
         options.update(_engine_options(generation.llm))
+        engine["device"] = options.pop("device", None)
         mode = str(getattr(config, "logprobs_mode", mode))
     elif getattr(generation, "vllm_client", None) is not None:
         server = generation.vllm_client.get_server_info().get("model_config", {})

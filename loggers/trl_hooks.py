@@ -16,6 +16,8 @@ from timscope.loggers.trl_step import MicroBatch, fill_step
 
 Method = Callable[..., Any]
 TAG = "_row"
+# Kinds of distributed training in which a rank holds shards of weights and gradients.
+SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Hooks:
         self.groups: dict[str, dict[str, float]] = {}
         self.grad_norm: Any = None
         self.started = time.perf_counter()
+        self.removed = False
         self.finished = False  # training has ended: the callback stays in TRL's list but does nothing
 
     def install(self) -> None:
@@ -53,17 +56,18 @@ class Hooks:
         self.patches.wrap(trainer, "_compute_loss", self._loss)
         self.patches.wrap(trainer.accelerator, "clip_grad_norm_", self._clip)
         kind = str(getattr(trainer.accelerator.distributed_type, "value", "NO"))
-        if self.with_gradients and kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if self.with_gradients and kind in SHARDED:
             self.guard.turn_off("gradients", f"under {kind} a rank holds shards, so only the total norm is recorded")
 
     def remove(self) -> None:
-        """Restore the trainer's methods."""
+        """Restore the trainer's methods; a wrap that somebody wrapped over stays and only passes through."""
+        self.removed = True
         self.patches.restore()
 
     @property
     def training(self) -> bool:
         """Evaluation goes through the same methods and is not recorded."""
-        return bool(self.trainer.model.training)
+        return not self.removed and bool(self.trainer.model.training)
 
     # --- wraps ----------------------------------------------------------------------------------------------------
 
@@ -91,7 +95,8 @@ class Hooks:
             tokenizer = getattr(self.trainer, "_tokenizer", None) or self.trainer.processing_class
             generation.per_row["prompt"] = tokenizer.batch_decode([p.tolist() for p in generation.prompt_ids])
             generation.per_row["completion"] = tokenizer.batch_decode([c.tolist() for c in generation.completion_ids])
-        tags = torch.tensor(row_tags(self.count, len(generation)), dtype=torch.int64, device=out["completion_ids"].device)
+        device = out["completion_ids"].device
+        tags = torch.tensor(row_tags(self.count, len(generation)), dtype=torch.int64, device=device)
         used = {m.generation for m in self.micro}
         self.generations = {n: g for n, g in self.generations.items() if n in used}
         self.generations[self.count] = generation
@@ -99,8 +104,8 @@ class Hooks:
         self.count += 1
 
     def _rewards(self, original: Method) -> Method:
-        def rewards(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(inputs, prompts, completions, completion_ids_list, *args, **kwargs)
+        def rewards(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+            result = original(inputs, prompts, completions, completion_ids_list)
             with self.guard.column("rollout"):
                 self.seen = Seen([list(ids) for ids in completion_ids_list], copied(result))
             return result
@@ -135,6 +140,8 @@ class Hooks:
 
     def _clip(self, original: Method) -> Method:
         def clip(*args: Any, **kwargs: Any) -> Any:
+            if self.removed:
+                return original(*args, **kwargs)
             if self.with_gradients and self.recorder.rank == 0 and self.guard.on("gradients"):
                 with self.guard.column("gradients"):
                     scaler = getattr(self.trainer.accelerator, "scaler", None)

@@ -19,7 +19,7 @@ _SHIFT = 32
 
 @dataclass
 class Seen:
-    """What TRL's reward call got and gave: the exact ids, which the padded tensors no longer tell apart from padding."""
+    """What TRL's reward call got and gave: the exact ids, which padded tensors no longer tell apart from padding."""
 
     completion_ids: list[list[int]]
     rewards: Any

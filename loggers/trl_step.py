@@ -1,4 +1,4 @@
-"""From the micro-batches of one optimizer step, permuted by TRL, back to rows of rollouts with everything said of them."""
+"""From the micro-batches of one optimizer step, permuted by TRL, back to rollouts with everything said of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from timscope.loggers.trl_rollout import Generation, untag
 
 @dataclass
 class MicroBatch:
-    """One `_compute_loss` call: tags (b,), log-probs and entropies (b, C) of the loss's own forward, the scalar loss."""
+    """One `_compute_loss` call: tags (b,), log-probs and entropies (b, C) of the loss's forward, the scalar loss."""
 
     tags: Any
     logps: Any
@@ -24,8 +24,9 @@ class MicroBatch:
 
     @property
     def generation(self) -> int:
-        """The generation of the first row (a micro-batch never mixes two)."""
-        return untag(int(self.tags.reshape(-1)[0]))[0]
+        """The number of the generation that the rows belong to (a micro-batch never mixes two)."""
+        number, _row = untag(int(self.tags.reshape(-1)[0]))
+        return number
 
 
 def fill_step(step: Step, micro: Sequence[MicroBatch], generations: Mapping[int, Generation]) -> None:
@@ -48,8 +49,14 @@ def fill_step(step: Step, micro: Sequence[MicroBatch], generations: Mapping[int,
     for number in order:
         generation = generations[number]
         used = sorted(tag for tag in first if untag(tag)[0] == number)
-        _fill_generation(step, generation, [untag(t)[1] for t in used], [first[t] for t in used], blocks,
-                         generation.base * len(order) + offset[number] * len(generation))
+        _fill_generation(
+            step,
+            generation,
+            [untag(t)[1] for t in used],
+            [first[t] for t in used],
+            blocks,
+            generation.base * len(order) + offset[number] * len(generation),
+        )
 
 
 def _block(values: Any) -> Array | None:

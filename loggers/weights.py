@@ -17,17 +17,16 @@ def weight_items(model: Any) -> Iterator[Item]:
     import torch
 
     state = model.state_dict()
-    embedding = getattr(model.get_input_embeddings(), "weight", None) if hasattr(model, "get_input_embeddings") else None
+    inputs = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embedding = getattr(inputs, "weight", None)
     for name in sorted(state):
         tensor = state[name].detach()
         if name == "lm_head.weight" and embedding is not None and tensor.data_ptr() == embedding.data_ptr():
             continue
         host = tensor.to("cpu").contiguous()
-        yield name, str(host.dtype).removeprefix("torch."), tuple(host.shape), _bytes(host, torch)
-
-
-def _bytes(host: Any, torch: Any) -> memoryview:
-    return memoryview(host.reshape(-1).view(torch.uint8).numpy())
+        # Bytes, because numpy knows no bfloat16.
+        data = memoryview(host.reshape(-1).view(torch.uint8).numpy())
+        yield name, str(host.dtype).removeprefix("torch."), tuple(host.shape), data
 
 
 def weights_digest(model: Any) -> str:

@@ -8,8 +8,6 @@ transformers returns still says that it is quantised and refuses to be saved; a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ import transformers
 
 from timscope.data.errors import BadInput
 from timscope.replay.cache import cached_folder
+from timscope.replay.quiet import quiet
 
 _FORMAT = "gguf-fp32-1"
 
@@ -24,18 +23,6 @@ _FORMAT = "gguf-fp32-1"
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of other libraries: the conversion happens once and its bars tell a user nothing."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def _convert(path: Path, target: Path) -> None:
@@ -57,12 +44,13 @@ def converted(path: Path) -> Path:
 
     def make(target: Path) -> None:
         try:
-            with _quiet():
+            with quiet():
                 _convert(path, target)
         except ImportError as error:
-            raise BadInput(f"reading {path} needs the packages gguf and accelerate: pip install 'timscope[replay]'") from error
+            raise BadInput(f"reading {path} needs gguf and accelerate: pip install 'timscope[replay]'") from error
         except (ValueError, OSError, KeyError, RuntimeError, NotImplementedError) as error:
-            raise BadInput(f"{path} cannot be read as a GGUF model: {str(error).splitlines()[0] if str(error) else error!r}") from error
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise BadInput(f"{path} cannot be read as a GGUF model: {reason}") from error
 
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":

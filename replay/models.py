@@ -16,6 +16,7 @@ import transformers
 from timscope.data.errors import BadInput
 from timscope.replay.exact.support import check_config
 from timscope.replay.gguf import converted
+from timscope.replay.quiet import quiet
 
 SMOLLM2 = "smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -77,7 +78,9 @@ def load_config(spec: str | os.PathLike[str]) -> Any:
     return config
 
 
-def load_model(spec: str | os.PathLike[str], dtype: str | torch.dtype | None = None, device: str | torch.device = "cpu") -> Any:
+def load_model(
+    spec: str | os.PathLike[str], dtype: str | torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> Any:
     """The model in evaluation mode on `device`; its own dtype where none is given. BadInput where it cannot be used."""
     config = load_config(spec)
     wanted = "auto" if dtype is None else DTYPES[dtype_name(dtype)]
@@ -85,7 +88,8 @@ def load_model(spec: str | os.PathLike[str], dtype: str | torch.dtype | None = N
         raise BadInput("this machine has no CUDA GPU that torch can use: take --device cpu")
     try:
         kind = getattr(transformers, config.architectures[0])
-        model = kind.from_pretrained(resolve(spec), dtype=wanted)
+        with quiet():
+            model = kind.from_pretrained(resolve(spec), dtype=wanted)
     except (OSError, ValueError, RuntimeError) as error:
         raise BadInput(f"the weights of {spec} cannot be loaded: {_first_line(error)}") from error
     dtype_name(model.dtype)

@@ -7,7 +7,9 @@ time, so memory does not grow with the vocabulary times the length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from timscope.replay.exact import packed_layout, token_logprobs
 
-TOKENS_PER_FORWARD = 4096
+TOKENS_PER_FORWARD = 2048
+MIN_TOKENS = 256  # a pack smaller than this wastes the wide tiles
 HEAD_ROWS = 256
 
 Progress = Callable[[int], None]
@@ -31,7 +34,7 @@ class Scores:
 
 
 def head_logprobs(model: Any, hidden: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies [N] of token_ids [N] from final hidden states [N, H], HEAD_ROWS rows at a time."""
+    """Log-probabilities and entropies [N] of token_ids [N] from hidden states [N, H], HEAD_ROWS rows at a time."""
     parts = [
         token_logprobs(model.lm_head(hidden[i : i + HEAD_ROWS]), token_ids[i : i + HEAD_ROWS], temperature)
         for i in range(0, hidden.shape[0], HEAD_ROWS)
@@ -39,12 +42,12 @@ def head_logprobs(model: Any, hidden: Tensor, token_ids: Tensor, temperature: fl
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _packs(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices in packs of at most TOKENS_PER_FORWARD tokens, longest first, so that neighbours need alike tiles."""
+def _packs(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indices in packs of at most `limit` tokens, longest first, so that neighbours need alike tiles."""
     pack: list[int] = []
     size = 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if pack and size + lengths[i] > TOKENS_PER_FORWARD:
+        if pack and size + lengths[i] > limit:
             yield pack
             pack, size = [], 0
         pack.append(i)
@@ -61,7 +64,8 @@ def _score_pack(model: Any, prompts: list[list[int]], completions: list[list[int
     ids = torch.tensor([t for row in rows for t in row], device=device)[None]
     positions = torch.cat([torch.arange(n) for n in lengths]).to(device)[None]
     layout = packed_layout(lengths, device)
-    hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False, exact_layout=layout).last_hidden_state[0]
+    forward = {"input_ids": ids, "position_ids": positions, "use_cache": False, "exact_layout": layout}
+    hidden = model.model(**forward).last_hidden_state[0]
     starts = np.cumsum([0, *lengths[:-1]])
     wanted = [np.arange(s + len(p) - 1, s + n) for s, p, n in zip(starts, prompts, lengths, strict=True)]
     targets = torch.tensor([t for c in completions for t in c], device=device)
@@ -72,29 +76,61 @@ def _score_pack(model: Any, prompts: list[list[int]], completions: list[list[int
     return [Scores(a, b) for a, b in zip(logprobs, entropies, strict=True)]
 
 
+def _on_workers(jobs: Sequence[Callable[[], list[Scores]]], workers: int) -> Iterator[tuple[int, list[Scores]]]:
+    """Run each job, with (job number, result) as they finish; several workers have one intra-op thread each."""
+    if workers <= 1:
+        yield from ((i, job()) for i, job in enumerate(jobs))
+        return
+
+    def run(job: Callable[[], list[Scores]]) -> list[Scores]:
+        with torch.inference_mode():  # the mode is a property of the thread
+            return job()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            futures = {pool.submit(run, job): i for i, job in enumerate(jobs)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+    finally:
+        torch.set_num_threads(before)
+
+
 def score(
     model: Any,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     temperature: float = 1.0,
     progress: Progress | None = None,
+    packed: bool = True,
+    workers: int | None = None,
 ) -> list[Scores]:
     """Score completions [i] after prompts [i] under softmax(logits / temperature), in the order given.
 
-    The model must be inside an ExactEngine for the numbers to be exact. Prompts must not be empty (nothing predicts the
-    first token of a text). `progress` is called with the number of response tokens just scored.
+    The model must be inside an ExactEngine, which knows packed rows; a plain model takes packed=False, one sequence a
+    forward. Prompts must not be empty (nothing predicts the first token of a text). `progress` is called with the
+    number of response tokens just scored. On a CPU the packs go to `workers` threads (by default as many as torch has
+    intra-op threads): many small products want no barrier between cores. Exact bits do not depend on it.
     """
     results: list[Scores] = [Scores(np.empty(0, np.float32), np.empty(0, np.float32))] * len(prompts)
     todo = [i for i, c in enumerate(completions) if len(c)]
     if any(not len(prompts[i]) for i in todo):
         raise ValueError("a completion without a prompt cannot be scored: nothing predicts its first token")
+    if workers is None:
+        workers = torch.get_num_threads() if packed and model.device.type == "cpu" else 1
     lengths = [len(prompts[i]) + len(completions[i]) for i in todo]
+    share = -(-sum(lengths) // workers)
+    limit = min(TOKENS_PER_FORWARD, max(share, MIN_TOKENS)) if packed else 0
+    packs = [[todo[i] for i in pack] for pack in _packs(lengths, limit)]
+
+    def job(pack: list[int]) -> list[Scores]:
+        return _score_pack(model, [list(prompts[i]) for i in pack], [list(completions[i]) for i in pack], temperature)
+
     with torch.inference_mode():
-        for pack in _packs(lengths):
-            chosen = [todo[i] for i in pack]
-            scores = _score_pack(model, [list(prompts[i]) for i in chosen], [list(completions[i]) for i in chosen], temperature)
-            for i, item in zip(chosen, scores, strict=True):
+        for number, scores in _on_workers([partial(job, pack) for pack in packs], min(workers, len(packs))):
+            for i, item in zip(packs[number], scores, strict=True):
                 results[i] = item
             if progress:
-                progress(sum(len(completions[i]) for i in chosen))
+                progress(sum(len(completions[i]) for i in packs[number]))
     return results

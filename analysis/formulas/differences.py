@@ -58,7 +58,8 @@ def mean_abs_prob_diff(p: Pair) -> float:
 
     It hides low-probability tokens: 1e-4 against 1e-6 counts 1e-4 here and 4.6 nats in `mean_abs`.
     """
-    return mean(np.abs(np.exp(p.right) - np.exp(p.left)))
+    # e^max (1 - e^-|d|): the plain subtraction loses all digits where both are near 1.
+    return mean(np.exp(np.maximum(p.left, p.right)) * -np.expm1(-np.abs(p.d)))
 
 
 def pearson(x: FloatArray, y: FloatArray) -> float:

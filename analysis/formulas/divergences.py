@@ -15,8 +15,7 @@ SERIES_BELOW = 0.03
 
 
 def excess_exp(d: FloatArray) -> FloatArray:
-    """e^d - d - 1 for every token, >= 0, exact to about 1e-12 relative for small d too, where it is d^2/2. [N] -> [N].
-    """
+    """e^d - d - 1 for every token, [N] -> [N], >= 0; exact to about 1e-12 relative for small d too (d^2/2)."""
     series = 1.0 + d / 8
     for n in (7, 6, 5, 4, 3):
         series = 1.0 + d / n * series

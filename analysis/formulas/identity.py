@@ -14,6 +14,7 @@ import numpy as np
 
 from timscope.analysis.formulas.differences import mean
 from timscope.analysis.formulas.selection import FloatArray, Pair
+from timscope.analysis.formulas.weights import mean_weight
 
 # A spread this small next to the mean is rounding: without it z would be an accident of the order of additions.
 CONSTANT = 1e-12
@@ -55,7 +56,7 @@ def unit_mean_test(p: Pair) -> UnitMean:
         return UnitMean(*[float("nan")] * 4)
     se, z = _z(excess)
     return UnitMean(
-        mean=1.0 + float(excess.sum()) / tokens,
+        mean=mean_weight(p.d),
         se=se * sequences / tokens,
         z=z,
         z_sequence_means=_z(excess / p.lengths)[1],

@@ -32,8 +32,7 @@ class SequenceMoments:
 
 @dataclass(frozen=True)
 class Shares:
-    """Variances in nats^2, shares as fractions, `se_*` clustered by sequence (delta method; NaN below two sequences).
-    """
+    """Variances in nats^2, shares as fractions, `se_*` clustered by sequence (delta method; NaN for one sequence)."""
 
     var_rollout: float
     var_trainer: float

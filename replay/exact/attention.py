@@ -32,7 +32,8 @@ def _fixed_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 def _rows(flat: Tensor, index: Tensor) -> Tensor:
     """flat [rows + 1, heads, D] at index [...]; -1 reads the last row, which is zeros."""
-    return flat.index_select(0, torch.where(index < 0, flat.shape[0] - 1, index).view(-1)).view(*index.shape, *flat.shape[1:])
+    rows = torch.where(index < 0, flat.shape[0] - 1, index).view(-1)
+    return flat.index_select(0, rows).view(*index.shape, *flat.shape[1:])
 
 
 def _group(q: Tensor, k: Tensor, v: Tensor, group: Group, scaling: float) -> Tensor:
@@ -43,9 +44,11 @@ def _group(q: Tensor, k: Tensor, v: Tensor, group: Group, scaling: float) -> Ten
     shape = (tiles, kv_heads, repeat, blocks)
     q_tiles = _rows(q, group.query_rows).view(tiles, 1, QUERY_TILE, kv_heads, repeat, dim).permute(0, 3, 4, 1, 2, 5)
     keys, values = (
-        _rows(x, group.key_rows).view(tiles, blocks, KEY_BLOCK, kv_heads, 1, dim).permute(0, 3, 4, 1, 2, 5).expand(
-            *shape, KEY_BLOCK, dim
-        ).reshape(-1, KEY_BLOCK, dim)
+        _rows(x, group.key_rows)
+        .view(tiles, blocks, KEY_BLOCK, kv_heads, 1, dim)
+        .permute(0, 3, 4, 1, 2, 5)
+        .expand(*shape, KEY_BLOCK, dim)
+        .reshape(-1, KEY_BLOCK, dim)
         for x in (k, v)
     )
     left = q_tiles.expand(*shape, QUERY_TILE, dim).reshape(-1, QUERY_TILE, dim)

@@ -1,10 +1,12 @@
 """The exact engine: a transformers model whose forward gives a token the same bits in every batch.
 
-Installed on one model instance and taken off again: each module of a known class gets an instance-level forward, and the
-model's own config names the tile attention. No class and no other model is touched. Inside the context everything that
-transformers can do with the model (a packed forward, a padded batch, a KV cache, autograd) goes through the same tiles.
+Installed on one model instance and taken off again: each module of a known class gets an instance-level forward, and
+the model's own config names the tile attention. No class and no other model is touched. Inside the context everything
+that transformers can do with the model (a packed forward, a padded batch, a KV cache, autograd) goes through the same
+tiles.
 
-Parts can be left out. A model with a part missing is no longer exact, which is what negative controls and one-op swaps need.
+Parts can be left out. A model with a part missing is no longer exact, which is what negative controls and one-op
+swaps need.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ def _activation_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
 class ExactEngine:
     """Context manager around a model: `with ExactEngine(model): ...` computes exactly, then restores the model.
 
-    Raises BadInput for a model it does not know. `parts` says what to install (all of PARTS by default); `allow_wide=False`
-    keeps every matrix product at 16 rows, which is slower and gives the same bits.
+    Raises BadInput for a model it does not know. `parts` says what to install (all of PARTS by default);
+    `allow_wide=False` keeps every matrix product at 16 rows, which is slower and gives the same bits.
     """
 
     def __init__(self, model: nn.Module, parts: Collection[str] = PARTS, allow_wide: bool = True) -> None:

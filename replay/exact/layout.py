@@ -1,15 +1,17 @@
 """Where the queries and keys of a batch lie, as tiles: the one thing attention needs to know about padding and packing.
 
-A layout lists sequences. Each has keys (row numbers in the flattened key tensor, the first real token first, so padding
-never shifts a block) and queries, which are its last keys. Queries are cut into tiles of QUERY_TILE, keys into blocks of
-KEY_BLOCK counted from the first real token, so a token meets the same blocks in a prefill, a chunk, a decode step or a
-training forward. Tiles are grouped by the number of blocks they need, which bounds the memory of one group.
+A layout lists sequences. Each has keys (row numbers in the flattened key tensor, the first real token first, so
+padding never shifts a block) and queries, which are its last keys. Queries are cut into tiles of QUERY_TILE, keys
+into blocks of KEY_BLOCK counted from the first real token, so a token meets the same blocks in a prefill, a chunk, a
+decode step or a training forward. Tiles are grouped by the number of blocks they need, which bounds the memory of one
+group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -80,7 +82,7 @@ def packed_layout(lengths: Sequence[int], device: torch.device) -> Layout:
 
 
 def masked_layout(mask: Tensor | None, batch: int, queries: int, keys: int, device: torch.device) -> Layout:
-    """Layout of a [batch, queries] forward over [batch, keys] cached and new keys; mask [batch, keys] is true on real tokens.
+    """Layout of a [batch, queries] forward over [batch, keys] cached and new keys; mask is true on real tokens.
 
     The queries are the last columns of the keys. Masked queries get an output of zero.
     """
@@ -94,9 +96,9 @@ def masked_layout(mask: Tensor | None, batch: int, queries: int, keys: int, devi
 
 
 def restarting_layout(position_ids: Tensor) -> Layout:
-    """Layout of rows [B, L] that hold one or more sequences each: a sequence starts where the positions do not go on by one."""
+    """Layout of rows [B, L] of one or more sequences each: one starts where the positions do not go on by one."""
     device, position_ids = position_ids.device, position_ids.cpu()
     starts = torch.ones_like(position_ids, dtype=torch.bool)
     starts[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
     edges = [*starts.reshape(-1).nonzero()[:, 0].tolist(), position_ids.numel()]
-    return packed_layout([b - a for a, b in zip(edges, edges[1:], strict=False)], device)
+    return packed_layout([b - a for a, b in pairwise(edges)], device)

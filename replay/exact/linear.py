@@ -1,9 +1,10 @@
 """Linear layers whose rows do not depend on how many rows there are.
 
-A GEMM library picks its kernel, and with it the order of the sum over K, by the number of rows M. The definition here is
-one call per tile of exactly ROW_TILE rows, padded with zeros. Where the wider tile of WIDE_TILE rows is bit-equal to that
-definition on this machine, the plan uses it, because it reads the weights once for sixteen times as many rows. The plan
-is measured, per shape, dtype, device and thread count, on first use; it changes the speed and never the bits.
+A GEMM library picks its kernel, and with it the order of the sum over K, by the number of rows M. The definition here
+is one call per tile of exactly ROW_TILE rows, padded with zeros. Where the wider tile of WIDE_TILE rows is bit-equal
+to that definition on this machine, the plan uses it, because it reads the weights once for sixteen times as many
+rows. The plan is measured, per shape, dtype, device and thread count, on first use; it changes the speed and never
+the bits.
 """
 
 from __future__ import annotations

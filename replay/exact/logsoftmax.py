@@ -1,7 +1,7 @@
 """Log-probability and entropy of one token a row, in float32, each row on its own.
 
-Only the scored token's log-probability is formed: log p = (x_t - m) - log(sum exp(x - m)), with m the row's maximum (exact in
-any order), the exponentials in full tiles and the sum as a tree.
+Only the scored token's log-probability is formed: log p = (x_t - m) - log(sum exp(x - m)), with m the row's maximum
+(exact in any order), the exponentials in full tiles and the sum as a tree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """RMSNorm and rotary tables with the rounding steps of the transformers classes, but size-independent.
 
-The norm is in float32 with a tree sum, and 1 / sqrt(x) instead of rsqrt, because IEEE fixes the rounding of a square root
-and a division and of no reciprocal square root. The rotary angles are one product each; their cos and sin go in full tiles.
+The norm is in float32 with a tree sum, and 1 / sqrt(x) instead of rsqrt, because IEEE fixes the rounding of a square
+root and a division and of no reciprocal square root. The rotary angles are one product each; their cos and sin go in
+full tiles.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-def rotary_tables(inv_freq: Tensor, position_ids: Tensor, attention_scaling: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    inv_freq: Tensor, position_ids: Tensor, attention_scaling: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """cos and sin [B, L, D] of inv_freq [D/2] at position_ids [B, L], scaled in float32 and rounded to dtype."""
     with torch.no_grad():
         half = position_ids.to(inv_freq.device, torch.float32)[..., None] * inv_freq.to(torch.float32)

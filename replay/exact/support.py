@@ -1,4 +1,4 @@
-"""Which models the exact engine knows, checked before anything is computed, so that a wrong model never gives a wrong number."""
+"""Which models the exact engine knows, checked before anything is computed: an unknown one never gives a number."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 def check_config(config: Any, architecture: str, what: str = "the model") -> None:
     """Raise BadInput when a transformers config names anything the engine would not compute exactly."""
     if architecture not in ARCHITECTURES:
-        raise BadInput(f"{what} is a {architecture}; the exact engine knows {', '.join(ARCHITECTURES)}: use --engine hf for others")
+        known = ", ".join(ARCHITECTURES)
+        raise BadInput(f"{what} is a {architecture}; the exact engine knows {known}: replay one of those")
     if getattr(config, "quantization_config", None) is not None:
-        raise BadInput(f"{what} is quantised; the exact engine needs plain weights: dequantise it and save it as fp32 or bf16")
+        raise BadInput(
+            f"{what} is quantised: dequantise it and save it in float32 or bfloat16, then give that directory"
+        )
     layers = getattr(config, "layer_types", None) or []
     if getattr(config, "use_sliding_window", False) or any(kind != "full_attention" for kind in layers):
-        raise BadInput(f"{what} uses sliding-window attention, which the exact engine does not have: use --engine hf")
+        raise BadInput(f"{what} uses sliding-window attention, which the exact engine does not have: turn it off")
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     if kind not in ROPE_TYPES:
-        raise BadInput(f"{what} uses {kind!r} rotary scaling, which depends on the batch's length: use --engine hf")
+        raise BadInput(
+            f"{what} uses {kind!r} rotary scaling, which depends on the batch's length: take a static scaling"
+        )
     if config.hidden_act not in ACTIVATIONS:
-        raise BadInput(f"{what} uses the activation {config.hidden_act!r}; the exact engine knows {', '.join(ACTIVATIONS)}")
+        raise BadInput(f"{what} uses the activation {config.hidden_act!r}; the exact engine knows {ACTIVATIONS}")
 
 
 def check_model(model: nn.Module) -> None:

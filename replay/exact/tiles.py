@@ -5,8 +5,8 @@ over threads, which makes more tails. silu, exp, log, cos and others give differ
 result depends on how many values stand around it. Here every such function sees full tiles of one constant size, small
 enough to stay on one thread: body only, always.
 
-Sums are written as a tree of element-wise additions. An IEEE addition is correctly rounded wherever it runs, so the order
-of the tree alone fixes the bits: no batch size, thread count or device can change them.
+Sums are written as a tree of element-wise additions. An IEEE addition is correctly rounded wherever it runs, so the
+order of the tree alone fixes the bits: no batch size, thread count or device can change them.
 """
 
 from __future__ import annotations

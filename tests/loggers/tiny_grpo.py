@@ -6,7 +6,6 @@ importance-sampling path runs without vLLM.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model(seed: int = 0) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=len(SPECIAL) + len(CHARACTERS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, tie_word_embeddings=True,
-        pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        vocab_size=len(SPECIAL) + len(CHARACTERS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
     )
     return Qwen2ForCausalLM(config)
 
@@ -43,11 +50,11 @@ def digits(completions: list[str], **_: Any) -> list[float]:
 
 def picky(completions: list[str], **_: Any) -> list[float | None]:
     """Says nothing about completions that start with a vowel."""
-    return [None if text[:1] in "aeiou" else float(len(text) % 3) for text in completions]
+    return [None if text.strip().startswith(tuple("aeiou")) else float(len(text) % 3) for text in completions]
 
 
 class FakeVllm:
-    """TRL's engine seam: `sync_weights` and `generate` over a bfloat16 copy, with now and then a NaN log-prob (None)."""
+    """TRL's engine seam: `sync_weights` and `generate` over a bfloat16 copy, now and then with no log-prob (None)."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
@@ -57,7 +64,11 @@ class FakeVllm:
 
     def sync_weights(self) -> None:
         self.syncs += 1
-        self.engine = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model)).to(torch.bfloat16).eval()
+        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        # Not a deepcopy: TRL put a forward on the instance that would go on calling the float32 policy.
+        self.engine = Qwen2ForCausalLM(policy.config)
+        self.engine.load_state_dict(policy.state_dict())
+        self.engine.to(torch.bfloat16).eval()
 
     @torch.no_grad()
     def generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
@@ -77,17 +88,35 @@ class FakeVllm:
         return prompts, completions, logprobs, None
 
 
-def trainer(out: Path, *, vllm: bool, rewards: Any = (digits, picky), **options: Any) -> GRPOTrainer:
+def trainer(
+    out: Path, *, vllm: bool, policy: Any = None, evaluate: bool = False, rewards: Any = (digits, picky), **options: Any
+) -> GRPOTrainer:
     settings: dict[str, Any] = dict(
-        output_dir=str(out), use_cpu=True, bf16=False, max_steps=4, logging_steps=1, per_device_train_batch_size=4,
-        num_generations=4, max_completion_length=8, learning_rate=1e-2, report_to=[], save_strategy="no", seed=3,
-        disable_tqdm=True, temperature=0.9, dataloader_pin_memory=False,
+        output_dir=str(out),
+        use_cpu=True,
+        bf16=False,
+        max_steps=4,
+        logging_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=8,
+        learning_rate=1e-2,
+        report_to=[],
+        save_strategy="no",
+        seed=3,
+        disable_tqdm=True,
+        temperature=0.9,
+        dataloader_pin_memory=False,
     )
     settings.update(options)
-    names = ["1+1=", "23+4=", "abc", "q = 7", "0-5", "go"]
+    names = ["1+1=", "23+4=", "abc", "q = 7", "0-5", "go", "8", "x+y"]
     made = GRPOTrainer(
-        model=model(), reward_funcs=list(rewards), args=GRPOConfig(**settings), processing_class=tokenizer(),
+        model=policy or model(),
+        reward_funcs=list(rewards),
+        args=GRPOConfig(**settings),
+        processing_class=tokenizer(),
         train_dataset=Dataset.from_dict({"prompt": names}),
+        eval_dataset=Dataset.from_dict({"prompt": names[:2]}) if evaluate else None,
     )
     if vllm:
         made.use_vllm, made._last_loaded_step, made.vllm_generation = True, -1, FakeVllm(made)
