@@ -20,7 +20,7 @@ test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	rm -rf build && $(BIN)/pip install --quiet --no-deps --target $(TYPED) .
 	cd $(TYPED) && $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 	cd $(TYPED) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p timscope

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from timscope.analysis import plots
 from timscope.analysis.metrics import pair_metrics
-from timscope.analysis.verdict import Diagnosis, diagnose
+from timscope.analysis.findings import Diagnosis
+from timscope.analysis.verdict import diagnose
 from timscope.app.certify import check_rows
 from timscope.app.output import number
 from timscope.app.style import CSS

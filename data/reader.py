@@ -83,7 +83,8 @@ class Run:
         with self._explained("the query"):
             relation = self.connection.sql(query, params=params)
             # A statement without a result (CREATE, SET) gives no relation.
-            return pl.DataFrame() if relation is None else relation.pl()
+            frame: pl.DataFrame = pl.DataFrame() if relation is None else relation.pl()
+            return frame
 
     def _explained(self, what: str) -> _Explained:
         return _Explained(what)

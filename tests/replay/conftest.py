@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from timscope.replay.paths import Texts, random_texts
 from timscope.replay.tiny import tiny_model
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 PROMPTS = [70, 3, 18, 33, 1, 64, 17]
 
