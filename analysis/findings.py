@@ -74,3 +74,8 @@ def percent(x: float | None) -> str:
     rest = min(abs(1 - x), abs(x))
     digits = 1 if rest >= 1e-3 or rest == 0 else min(4, 1 - math.floor(math.log10(rest * 100)))
     return f"{100 * x:.{digits}f} %"
+
+
+def share(x: float | None) -> str:
+    """A share of variance, to a tenth of a per cent: its interval is never finer."""
+    return "undefined" if x is None else f"{100 * x + 0.0:.1f} %".replace("-0.0 %", "0.0 %")

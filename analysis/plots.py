@@ -29,7 +29,7 @@ from timscope.analysis.figure_style import (
     figure,
     label,
 )
-from timscope.analysis.findings import percent
+from timscope.analysis.findings import percent, share
 from timscope.analysis.sides import Z95
 from timscope.data import Run
 
@@ -157,7 +157,7 @@ def plot_shares(run: Run) -> Figure | None:
         ax.errorbar(row[key], y, xerr=error, color=INK, capsize=4, linewidth=1.4)
         at = max(row[key] + error, 0.0)
         where: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        ax.annotate(percent(row[key]), (at, y), fontsize=FONT, color=INK, **where)
+        ax.annotate(share(row[key]), (at, y), fontsize=FONT, color=INK, **where)
     ax.set_yticks(range(len(bars)), [bar[0] for bar in bars])
     ax.invert_yaxis()
     ax.axvline(0, color=INK, linewidth=0.8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timscope.analysis.columns import ROLLOUT, TRAINER
-from timscope.analysis.findings import Cause, nats, percent
+from timscope.analysis.findings import Cause, nats, percent, share
 from timscope.data import Run
 
 # From this share of tokens on, a side counts as reproduced.
@@ -114,10 +114,10 @@ def _sides(parts: dict[str, Any], verdict: str) -> list[str]:
     scope = f"{parts['tokens']:,} tokens of {len(parts['steps'])} replayed step(s)"
     proof = {True: "certified bitwise", False: "NOT certified"}.get(parts["certified"], "no certificate")
     text = [
-        f"Shares of var(A - C) on {scope}: rollout engine {percent(parts['share_rollout'])}, trainer "
-        f"{percent(parts['share_trainer'])}, covariance {percent(parts['share_covariance'])}; with the covariance "
-        f"split evenly the rollout engine holds {percent(parts['attributed_rollout'])} "
-        f"(95 % interval {percent(low)} to {percent(high)}). Witness: exact replay, {proof}.",
+        f"Shares of var(A - C) on {scope}: rollout engine {share(parts['share_rollout'])}, trainer "
+        f"{share(parts['share_trainer'])}, covariance {share(parts['share_covariance'])}; with the covariance "
+        f"split evenly the rollout engine holds {share(parts['attributed_rollout'])} "
+        f"(95 % interval {share(low)} to {share(high)}). Witness: exact replay, {proof}.",
         f"Rollout engine against exact: mean {nats(parts['mean_abs_rollout'])} nats; trainer against exact: mean "
         f"{nats(parts['mean_abs_trainer'])} nats.",
     ]

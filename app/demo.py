@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from timscope.app.extras import needs_torch
-from timscope.app.output import Json, console, print_json
+from timscope.app.output import Json, print_json, say
 from timscope.data import Run, open_run
 from timscope.data.errors import BadInput
 
@@ -33,8 +34,7 @@ def demo(
     with open_run(run_dir) as run:
         first = run.complete_steps[0]
         if not as_json:
-            for line in introduce(run, run_dir):
-                console.print(line)
+            say(*introduce(run, run_dir))
     replay_run(run_dir, steps=[first], device="cpu", progress=not as_json)
     with open_run(run_dir) as run:
         found = diagnose(run)
@@ -43,14 +43,14 @@ def demo(
     if as_json:
         print_json({**found.to_json(), "run": str(run_dir), "report": str(page), "seconds": took})
         return
-    for line in (
+    say(
         "",
-        *found.lines,
+        *map(escape, found.lines),
         "",
-        f"The whole story with plots: [bold]{page}[/bold]  ({took:.0f} s)",
-        *next_steps(run_dir),
-    ):
-        console.print(line)
+        f"The whole story with plots, {took:.0f} s after the start:",
+        f"  {escape(str(page))}",
+    )
+    say(*map(escape, next_steps(run_dir)))
 
 
 def copy_sample(out: Path) -> Path:
@@ -79,14 +79,14 @@ def introduce(run: Run, run_dir: Path) -> list[str]:
     tokens, sequences = run.sql("SELECT count(*), count(DISTINCT (step, sequence)) FROM tokens").row(0)
     framework = f"{m.framework.name} {m.framework.version or ''}".strip() if m.framework else "an RL job"
     return [
-        f"[bold]{run_dir}[/bold]: {m.algorithm.name or 'RL'} of {m.model.name} with {framework}, recorded live",
+        f"[bold]{escape(str(run_dir))}[/bold]:",
+        f"{m.algorithm.name or 'RL'} of {m.model.name} with {framework}, recorded live through the hook",
         f"  {len(run.complete_steps)} optimizer steps, {sequences:,} completions, {tokens:,} response tokens",
         f"  rollout engine  {m.rollout.name} {m.rollout.version}, {m.rollout.dtype}",
         f"  trainer         {m.trainer.name} {m.trainer.version}, {m.trainer.dtype}",
-        "  Both claim the same weights at every step. They do not agree on the log-probs. Which side is off?",
-        "",
-        f"Asking a third witness: the exact engine recomputes step {run.complete_steps[0]} "
-        "(its weights are the published model's).",
+        "Both claim the same weights at every step, yet they disagree on the log-probs. Which side is off?",
+        f"A third witness, the exact engine, now recomputes step {run.complete_steps[0]}, "
+        "whose weights are the published model's.",
     ]
 
 

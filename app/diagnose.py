@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import typer
+from rich.markup import escape
 
-from timscope.app.output import Json, RunPath, SkipDamaged, console, print_json
+from timscope.app.output import Json, RunPath, SkipDamaged, print_json, say
 from timscope.data import open_run
 from timscope.data.errors import BadInput
 
@@ -21,10 +22,8 @@ def diagnose(run_path: RunPath, skip_damaged: SkipDamaged = False, as_json: Json
     if as_json:
         print_json({**found.to_json(), "problems": problems})
     else:
-        for line in found.lines:
-            console.print(line)
-        for problem in problems:
-            console.print(f"[yellow]note:[/yellow] {problem}")
+        say(*map(escape, found.lines))
+        say(*(f"[yellow]note:[/yellow] {escape(problem)}" for problem in problems))
     if found.missing:
         raise typer.Exit(2)
     raise typer.Exit(0 if found.verdict == "clean" else 1)

@@ -36,6 +36,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(_plain(value), indent=2, default=str, ensure_ascii=False))
 
 
+def say(*lines: str) -> None:
+    """Lines for people: prose wraps at words, indented lines are commands and figures and stay whole for copying."""
+    for line in lines:
+        console.print(line, soft_wrap=line.startswith("  "))
+
+
 def number(value: Any) -> str:
     """A figure as people read it: four significant digits, thousands separated, a dash where it is missing."""
     if value is None:

@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from timscope.analysis import plots
-from timscope.analysis.metrics import pair_metrics
 from timscope.analysis.findings import Diagnosis
+from timscope.analysis.metrics import pair_metrics
 from timscope.analysis.verdict import diagnose
 from timscope.app.certify import check_rows
 from timscope.app.output import number

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from timscope.app.extras import needs_torch
-from timscope.app.output import Json, RunPath, console, print_json
+from timscope.app.output import Json, RunPath, print_json, say
 from timscope.data import open_run
 from timscope.data.errors import BadInput
 
@@ -63,8 +64,8 @@ def replay(
             if stored.certified
             else "NOT certified: treat it as one more engine"
         )
-        console.print(f"replay [bold]{stored.name}[/bold]: {len(stored.complete_steps)} step(s), {proof}")
-        console.print(f"next: timscope diagnose {run_path}")
+        say(f"replay [bold]{stored.name}[/bold]: {len(stored.complete_steps)} step(s), {proof}")
+        say("next:", f"  timscope diagnose {escape(run_path)}")
     raise typer.Exit(0 if stored.certified else 1)
 
 

@@ -16,7 +16,7 @@ section { margin-top: 2.2rem; }
 dt { color: var(--soft); font-size: .8rem; } dd { margin: 0; }
 .verdict { background: var(--panel); border-left: 5px solid var(--accent); padding: 1rem 1.25rem; border-radius: 4px; }
 .verdict.clean { border-color: #009e73; } .verdict.not-comparable { border-color: #d55e00; }
-.verdict p { margin: .35rem 0; }
+.verdict p { margin: .35rem 0; } .verdict p:first-of-type { font-weight: 600; }
 img { max-width: 100%; height: auto; border: 1px solid var(--line); border-radius: 4px; }
 .note { color: var(--soft); font-size: .9rem; }
 .scroll { overflow-x: auto; }

@@ -87,7 +87,7 @@ def batched(model: Any, texts: Texts, size: int, side: Side = "right") -> Tensor
 
 
 def cached(model: Any, texts: Texts, chunk: int, decode: bool = False) -> Tensor:
-    """One left-padded batch through a KV cache: in chunks of `chunk` columns, or `decode`, prompt first then by ones."""
+    """One left-padded batch through a KV cache: in chunks of `chunk` columns, or (decode) the prompt, then by ones."""
     ids, mask, positions = _padded(texts, "left", model.device)
     prompt, width = ids.shape[1] - texts.response, ids.shape[1] - 1
     edges = [0, *range(prompt, width + 1)] if decode else [*range(0, width, chunk), width]

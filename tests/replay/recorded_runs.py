@@ -13,8 +13,8 @@ from timscope.replay.tiny import tiny_model
 from timscope.replay.weights import model_digest
 
 
-def record(path: Path, model_dir: Path, texts: Texts, steps: int = 2, **fields: Any) -> Path:
-    """A recorded run whose first two steps were sampled under version 0 and whose later steps under version 1."""
+def record(path: Path, model_dir: Path, texts: Texts, steps: int = 2, shift: int = 0, **fields: Any) -> Path:
+    """A recorded run: steps 0 and 1 sampled under version 0, later ones under 1; `shift` misplaces every position."""
     digest = model_digest(tiny_model("qwen2"))
     manifest = {
         "model": {"vocab_size": 391, "dtype": "float32", "source": str(model_dir)},
@@ -41,7 +41,7 @@ def record(path: Path, model_dir: Path, texts: Texts, steps: int = 2, **fields: 
             step,
             {
                 "sequence": np.repeat(np.arange(count), response),
-                "position": np.concatenate([np.arange(len(p), len(p) + response) for p in texts.prompts]),
+                "position": np.concatenate([len(p) + shift + np.arange(response) for p in texts.prompts]),
                 "token_id": np.concatenate(texts.completions),
                 "rollout_logprob": np.full(count * response, -1.0),
             },
