@@ -76,9 +76,11 @@ def _score_pack(model: Any, prompts: list[list[int]], completions: list[list[int
     return [Scores(a, b) for a, b in zip(logprobs, entropies, strict=True)]
 
 
-def _on_workers(jobs: Sequence[Callable[[], list[Scores]]], workers: int) -> Iterator[tuple[int, list[Scores]]]:
-    """Run each job, with (job number, result) as they finish; several workers have one intra-op thread each."""
-    if workers <= 1:
+def _on_workers(
+    jobs: Sequence[Callable[[], list[Scores]]], workers: int, one_thread: bool
+) -> Iterator[tuple[int, list[Scores]]]:
+    """Run each job, with (job number, result) as they finish; `one_thread`: with one intra-op thread a worker."""
+    if not one_thread:
         yield from ((i, job()) for i, job in enumerate(jobs))
         return
 
@@ -110,15 +112,18 @@ def score(
 
     The model must be inside an ExactEngine, which knows packed rows; a plain model takes packed=False, one sequence a
     forward. Prompts must not be empty (nothing predicts the first token of a text). `progress` is called with the
-    number of response tokens just scored. On a CPU the packs go to `workers` threads (by default as many as torch has
-    intra-op threads): many small products want no barrier between cores. Exact bits do not depend on it.
+    number of response tokens just scored. On a CPU the packs go to as many workers as torch has intra-op threads, each
+    with one such thread: many small products want no barrier between cores, and on 16 cores a GEMM was seen to split
+    a 16-row tile's sum by threads. `workers=1` scores in the calling thread with the threads it has.
     """
     results: list[Scores] = [Scores(np.empty(0, np.float32), np.empty(0, np.float32))] * len(prompts)
     todo = [i for i, c in enumerate(completions) if len(c)]
     if any(not len(prompts[i]) for i in todo):
         raise ValueError("a completion without a prompt cannot be scored: nothing predicts its first token")
+    own_threads = workers is None and packed and model.device.type == "cpu"
     if workers is None:
-        workers = torch.get_num_threads() if packed and model.device.type == "cpu" else 1
+        workers = torch.get_num_threads() if own_threads else 1
+    own_threads = own_threads or workers > 1
     lengths = [len(prompts[i]) + len(completions[i]) for i in todo]
     share = -(-sum(lengths) // workers)
     limit = min(TOKENS_PER_FORWARD, max(share, MIN_TOKENS)) if packed else 0
@@ -128,7 +133,8 @@ def score(
         return _score_pack(model, [list(prompts[i]) for i in pack], [list(completions[i]) for i in pack], temperature)
 
     with torch.inference_mode():
-        for number, scores in _on_workers([partial(job, pack) for pack in packs], min(workers, len(packs))):
+        jobs = [partial(job, pack) for pack in packs]
+        for number, scores in _on_workers(jobs, max(1, min(workers, len(packs))), own_threads):
             for i, item in zip(packs[number], scores, strict=True):
                 results[i] = item
             if progress:

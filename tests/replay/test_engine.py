@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from timscope.data import BadInput
-from timscope.replay import certify, paths
+from timscope.replay import certify, paths, scoring
 from timscope.replay.exact import PARTS, ExactEngine
 from timscope.replay.paths import random_texts
 from timscope.replay.scoring import score
@@ -57,11 +57,14 @@ def test_the_self_test_notices_a_missing_part() -> None:
     assert any(not check["equal"] for check in broken["checks"])
 
 
-def test_a_blind_control_withdraws_the_claim() -> None:
+def test_blind_controls_withdraw_the_claim_of_their_dtype() -> None:
     check = {"name": "a", "equal": True, "tokens": 1, "max_abs_diff": 0.0}
     control = {"name": "b", "failed_as_it_must": True}
     assert certify._certificate([check], [control], {})["exact"] is True
-    assert certify._certificate([check], [control | {"failed_as_it_must": False}], {})["exact"] is False
+    blind = {"name": "b, too", "failed_as_it_must": False}
+    assert certify._certificate([check], [blind], {})["exact"] is False
+    assert certify._certificate([check], [control, blind], {})["exact"] is True
+    assert certify._certificate([check], [control, {"name": "c", "failed_as_it_must": False}], {})["exact"] is False
     assert certify._certificate([check | {"equal": False}], [control], {})["exact"] is False
     assert certify._certificate([check], [], {})["exact"] is False
     assert certify._certificate([], [control], {})["exact"] is False
@@ -182,3 +185,20 @@ def test_smollm2_is_exact_and_close_to_transformers() -> None:
         with ExactEngine(model):
             exact = paths.packed(model, texts)
     assert (plain - exact).abs().mean() < 2e-5
+
+
+def test_default_scoring_has_one_intra_op_thread_even_for_one_pack(texts, monkeypatch) -> None:
+    seen = []
+    plain = scoring._score_pack
+
+    def spy(*arguments):
+        seen.append(torch.get_num_threads())
+        return plain(*arguments)
+
+    monkeypatch.setattr(scoring, "_score_pack", spy)
+    model = tiny_model("llama")
+    with paths.threads(2), torch.inference_mode(), ExactEngine(model):
+        scoring.score(model, texts.prompts[:1], texts.completions[:1])
+        assert torch.get_num_threads() == 2
+        scoring.score(model, texts.prompts[:1], texts.completions[:1], workers=1)
+    assert seen == [1, 2]
