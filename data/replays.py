@@ -78,7 +78,7 @@ def replay_names(storage: Storage) -> list[str]:
 class ReplayWriter:
     """Stores a replay step by step; opening an existing one of the same engine and weights resumes it.
 
-    Raises BadInput where a replay of that name exists under another engine, dtype or model.
+    Raises BadInput where a replay of that name exists under another engine, dtype, model or machine.
     """
 
     def __init__(self, run_path: str | Path, manifest: ReplayManifest) -> None:
@@ -88,9 +88,10 @@ class ReplayWriter:
         self._pending: dict[int, Marker] = {}
         if self.storage.exists(self._prefix + MANIFEST):
             old = read_model(self.storage, self._prefix + MANIFEST, ReplayManifest)
-            for key in ("engine", "dtype", "model_digest", "temperature"):
-                if getattr(old, key) != getattr(manifest, key):
-                    there, here = getattr(old, key), getattr(manifest, key)
+            # Bits of two machines must not meet under one certificate.
+            for key in ("engine", "dtype", "model_digest", "temperature", "device", "torch", "cpu", "gpu"):
+                there, here = (getattr(m, key, None) or m.environment.get(key) for m in (old, manifest))
+                if there != here:
                     raise BadInput(
                         f"replay {manifest.name!r} exists with {key} {there!r}, not {here!r}: "
                         "choose another name or delete it"
