@@ -17,13 +17,13 @@ from timscope.data.storage import Storage
 Columns = Mapping[str, Any]
 
 
-def to_arrow(table: str, step: int, columns: Columns) -> pa.Table:
-    """An Arrow table with the whole schema of `table`; columns not given are NULL.
+def to_arrow(table: str, step: int, columns: Columns, schema: pa.Schema | None = None) -> pa.Table:
+    """An Arrow table with the whole schema of `table` (or the one given); columns not given are NULL.
 
     None and masked numpy entries become NULL, NaN stays NaN. Raises BadInput for an unknown column, for columns of
     different lengths and for values that do not fit the column's type.
     """
-    schema = TABLES[table]
+    schema = TABLES[table] if schema is None else schema
     extra = [name for name in columns if name not in schema.names]
     if extra and table not in OPEN_TABLES:
         raise BadInput(f"table {table} has no column {extra[0]!r}: it takes {', '.join(schema.names)}")

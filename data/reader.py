@@ -40,7 +40,7 @@ class Run:
         self.connection = duckdb.connect()
         if not storage.local:
             self.connection.register_filesystem(storage.fs)
-        with self._explained("opening"):
+        with _Explained("opening"):
             create_views(self.connection, parts, list(self._replays.values()))
 
     def _authority(self, replay: Replay) -> tuple[bool, float, str]:
@@ -80,14 +80,11 @@ class Run:
 
     def sql(self, query: str, params: Any = None) -> pl.DataFrame:
         """Run one SQL query over the views. BadInput where DuckDB cannot run it."""
-        with self._explained("the query"):
+        with _Explained("the query"):
             relation = self.connection.sql(query, params=params)
             # A statement without a result (CREATE, SET) gives no relation.
             frame: pl.DataFrame = pl.DataFrame() if relation is None else relation.pl()
             return frame
-
-    def _explained(self, what: str) -> _Explained:
-        return _Explained(what)
 
     def tokens(self, steps: Iterable[int] | None = None) -> pl.DataFrame:
         """One row a response token with every witness (the view `witnesses`), by step, sequence, position."""

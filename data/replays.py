@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from timscope.data.errors import BadInput
 from timscope.data.layout import (
     CERTIFICATE,
@@ -22,7 +20,7 @@ from timscope.data.layout import (
 )
 from timscope.data.manifest import ReplayManifest
 from timscope.data.manifest_file import read_model
-from timscope.data.parts import Columns, write_part
+from timscope.data.parts import Columns, to_arrow, write_part
 from timscope.data.schema import REPLAY_COLUMNS, replay_schema
 from timscope.data.storage import Storage
 
@@ -109,19 +107,11 @@ class ReplayWriter:
 
     def put(self, step: int, columns: Columns) -> None:
         """Write one part: sequence, position, the engine's log-prob and entropy columns (nats)."""
-        rows = len(columns["position"])
-        arrays = [
-            pa.array([step] * rows, field.type)
-            if field.name == "step"
-            else pa.array(columns[field.name], from_pandas=False).cast(field.type, safe=False)
-            if field.name in columns
-            else pa.nulls(rows, field.type)
-            for field in self._schema
-        ]
+        table = to_arrow("replay", step, columns, self._schema)
         marker = self._pending.setdefault(step, Marker(step, 0))
         path = self._prefix + part_path("tokens", step, 0, len(marker.parts))
-        size = write_part(self.storage, path, pa.Table.from_arrays(arrays, schema=self._schema))
-        marker.parts.append(("tokens", path, rows, size))
+        size = write_part(self.storage, path, table)
+        marker.parts.append(("tokens", path, table.num_rows, size))
 
     def complete(self, step: int) -> None:
         """Mark a step's replay finished."""
