@@ -94,6 +94,37 @@ class WeightVersion(_Part):
     source: str | None = None
 
 
+class Sketch(_Part):
+    """How the gradient sketches were made: two sketches can be compared only where all of this is equal."""
+
+    buckets: int
+    seed: int
+    method: str
+
+
+class ImportFinding(_Part):
+    """Something an importer saw in a dump and did not repair. `kind` is a slug of the fault list where one fits."""
+
+    kind: str
+    detail: str
+    count: int = 1
+    evidence: dict[str, Any] = Field(default_factory=dict)
+
+
+class Imported(_Part):
+    """Where an imported run came from and what it can be used for.
+
+    tier: T0 metrics, T1 text and rewards, T2 token ids and rollout log-probs, T3 with trainer log-probs and advantages,
+    T4 with weight versions and micro-batches. `cannot` maps a command to the reason why this run cannot serve it.
+    """
+
+    format: str
+    source: str
+    tier: Literal["T0", "T1", "T2", "T3", "T4"]
+    cannot: dict[str, str] = Field(default_factory=dict)
+    findings: list[ImportFinding] = Field(default_factory=list)
+
+
 class RecorderState(_Part):
     """What the recorder itself lost or could not do."""
 
@@ -121,6 +152,8 @@ class Manifest(_Part):
     weights: list[WeightVersion] = Field(default_factory=list)
     world_size: int = 1
     environment: dict[str, Any] = Field(default_factory=dict)
+    sketch: Sketch | None = None
+    imported: Imported | None = None
     recorder: RecorderState = Field(default_factory=RecorderState)
 
 

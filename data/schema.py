@@ -36,7 +36,8 @@ SEQUENCES = pa.schema(
         ("rank", pa.int32()),
         ("uid", pa.string()),  # names the rollout: the same rollout used in two steps has one uid
         ("group_id", pa.string()),  # completions of one prompt share it
-        ("prompt_ids", pa.list_(pa.int32())),
+        ("prompt_ids", pa.list_(pa.int32())),  # as the trainer fed them
+        ("engine_prompt_ids", pa.list_(pa.int32())),  # as the rollout engine saw them; NULL where not logged apart
         ("prompt", pa.string()),
         ("completion", pa.string()),
         ("num_tokens", pa.int32()),  # response tokens
@@ -60,7 +61,9 @@ STEPS = pa.schema(
         ("learning_rate", pa.float64()),
         ("entropy", pa.float64()),
         ("time_s", pa.float64()),
-        ("weight_version", pa.int32()),
+        ("weight_version", pa.int32()),  # of the weights being trained: before this step's update
+        ("weight_digest", pa.string()),  # of those weights, see data/digest.py
+        ("resume", pa.int32()),  # how often the job had been resumed: version counters may restart with it
     ]
 )
 
@@ -72,6 +75,7 @@ GRADIENTS = pa.schema(
         ("max_abs", pa.float64()),
         ("zero_share", pa.float64()),
         ("nonfinite", pa.int64()),
+        ("sketch", pa.list_(pa.float32())),  # count-sketch, see manifest.sketch
     ]
 )
 

@@ -19,6 +19,8 @@ _TYPES = {
     "string": "VARCHAR",
     "list<item: int32>": "INTEGER[]",
     "list<element: int32>": "INTEGER[]",
+    "list<item: float>": "FLOAT[]",
+    "list<element: float>": "FLOAT[]",
 }
 
 

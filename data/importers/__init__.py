@@ -1,0 +1,1 @@
+"""Importers: other frameworks' dumps into a run directory. One module a format; `convert.py` is the way in."""
