@@ -16,24 +16,40 @@ MIN_TOKENS = 8
 CERTAIN = -0.05
 
 
-def _by_step(run: Run) -> pl.DataFrame:
+def by_step(run: Run, replays: bool = True) -> pl.DataFrame:
+    """One row a step: tokens in the loss with both log-probs finite, and how many are equal or 0.
+
+    Columns: step, tokens, equal, zeros, mean_rollout, in_loss, loss_equal, replayed, exact_equal. Without `replays` the
+    last two are 0 and only the token table is read, which is several times faster.
+    """
+    table, exact = ("witnesses", EXACT) if replays else ("tokens", "NULL::FLOAT")
     return run.sql(
         f"""
         SELECT step, count(*) AS tokens,
             count(*) FILTER (r = t) AS equal, count(*) FILTER (t = 0) AS zeros, avg(r) AS mean_rollout,
             count(*) FILTER (n IS NOT NULL) AS in_loss, count(*) FILTER (n = r) AS loss_equal,
             count(*) FILTER (z IS NOT NULL) AS replayed, count(*) FILTER (z = r) AS exact_equal
-        FROM (SELECT step, {ROLLOUT} AS r, {TRAINER} AS t, {LOSS} AS n, {EXACT} AS z FROM witnesses WHERE mask)
+        FROM (SELECT step, {ROLLOUT} AS r, {TRAINER} AS t, {LOSS} AS n, {exact} AS z FROM {table} WHERE mask)
         WHERE isfinite(r) AND isfinite(t) GROUP BY step ORDER BY step
         """
     )
 
 
-def zero_filled(steps: pl.DataFrame) -> Cause | None:
-    """Steps whose every old log-prob is exactly 0.0 although the rollout's are not near 0."""
-    bad = steps.filter(
+def zero_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `by_step` whose every old log-prob is exactly 0.0 although the rollout's are not near 0."""
+    return steps.filter(
         (pl.col("tokens") >= MIN_TOKENS) & (pl.col("zeros") == pl.col("tokens")) & (pl.col("mean_rollout") < CERTAIN)
     )
+
+
+def copied_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `by_step` in which old equals rollout bit for bit on every token."""
+    return steps.filter((pl.col("tokens") >= MIN_TOKENS) & (pl.col("equal") == pl.col("tokens")))
+
+
+def zero_filled(steps: pl.DataFrame) -> Cause | None:
+    """`zero-filled-old` from the rows of `by_step`."""
+    bad = zero_steps(steps)
     if not bad.height:
         return None
     evidence = {
@@ -53,7 +69,7 @@ def old_copies_rollout(steps: pl.DataFrame, loss_mode: str) -> Cause | None:
     log-prob or the exact replay also equals the rollout bit for bit on most tokens, or the manifest says `recompute`
     and no in-loss log-prob says otherwise.
     """
-    same = steps.filter((pl.col("tokens") >= MIN_TOKENS) & (pl.col("equal") == pl.col("tokens")))
+    same = copied_steps(steps)
     if not same.height:
         return None
     in_loss, replayed = int(same["in_loss"].sum()), int(same["replayed"].sum())
@@ -95,6 +111,6 @@ def non_finite(run: Run) -> Cause | None:
 
 def find_faults(run: Run) -> list[Cause]:
     """Every fault of this file that fires, in the order in which they should be fixed."""
-    steps = _by_step(run)
+    steps = by_step(run)
     tests = (non_finite(run), zero_filled(steps), old_copies_rollout(steps, run.manifest.algorithm.loss_mode))
     return [cause for cause in tests if cause is not None]

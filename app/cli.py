@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from timscope.app import certify, demo, diagnose, query, replay, report
+from timscope.app import certify, check, demo, diagnose, import_run, query, replay, report
 from timscope.data.errors import BadInput
 
 app = typer.Typer(
@@ -22,8 +22,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command in (demo.demo, replay.replay, diagnose.diagnose, report.report, query.query, certify.certify):
+for command in (demo.demo, check.check, replay.replay, diagnose.diagnose, report.report, query.query, certify.certify):
     app.command()(command)
+app.command("import")(import_run.import_run)
 
 
 @app.callback(invoke_without_command=True)

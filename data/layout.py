@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from timscope.data.errors import BadInput
@@ -50,12 +51,15 @@ class Marker:
     step: int
     rank: int
     parts: list[tuple[str, str, int, int]] = field(default_factory=list)  # table, path, rows, bytes
-    dropped: int = 0
+    dropped: int = 0  # parts
+    dropped_tokens: int = 0
+    world_size: int | None = None  # of the job that wrote the step: a resumed job may have another
 
     def to_bytes(self) -> bytes:
         """The marker file."""
+        fields = ("step", "rank", "world_size", "dropped", "dropped_tokens")
         parts = [{"table": t, "path": p, "rows": r, "bytes": b} for t, p, r, b in self.parts]
-        return json.dumps({"step": self.step, "rank": self.rank, "dropped": self.dropped, "parts": parts}).encode()
+        return json.dumps({**{name: getattr(self, name) for name in fields}, "parts": parts}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Marker:
@@ -63,7 +67,10 @@ class Marker:
         try:
             raw = json.loads(data)
             parts = [(str(p["table"]), str(p["path"]), int(p["rows"]), int(p["bytes"])) for p in raw["parts"]]
-            return cls(int(raw["step"]), int(raw["rank"]), parts, int(raw.get("dropped", 0)))
+            marker = cls(int(raw["step"]), int(raw["rank"]), parts)
+            marker.dropped, marker.dropped_tokens = int(raw.get("dropped", 0)), int(raw.get("dropped_tokens", 0))
+            marker.world_size = int(raw["world_size"]) if raw.get("world_size") is not None else None
+            return marker
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{where} is not a timscope marker ({error!r}): delete that step's folders") from error
 
@@ -80,6 +87,23 @@ def markers(storage: Storage, prefix: str = "") -> dict[int, dict[int, Marker]]:
                 marker = Marker.from_bytes(storage.read(path), path)
                 found.setdefault(int(match[1]), {})[int(mark[1])] = marker
     return found
+
+
+def counted(by_rank: Mapping[int, Marker], world_size: int) -> tuple[dict[int, Marker], list[int]]:
+    """The markers of one step that count, and the ranks that have yet to finish it.
+
+    How many ranks it takes is said by rank 0's marker, or by `world_size` (the manifest's) where it says nothing; what
+    is left of an attempt with another number of ranks does not count.
+    """
+    first = by_rank.get(0)
+    world = first.world_size if first and first.world_size else world_size
+    used = {rank: m for rank, m in by_rank.items() if rank < world and m.world_size in (None, world)}
+    return used, sorted(set(range(world)) - set(used))
+
+
+def remove_marker(storage: Storage, step: int, rank: int) -> None:
+    """Take a rank's marker away: the step counts as unfinished again."""
+    storage.fs.rm(storage.full(marker_path(step, rank)))
 
 
 def damage(storage: Storage, marker: Marker) -> str | None:

@@ -10,12 +10,14 @@ import duckdb
 import polars as pl
 
 from timscope.data.errors import BadInput
-from timscope.data.layout import MANIFEST, damage, markers
+from timscope.data.layout import MANIFEST, counted, damage, markers
 from timscope.data.manifest import Manifest
 from timscope.data.manifest_file import read_manifest
+from timscope.data.rank_state import RankState, read_states
 from timscope.data.replays import Replay, read_replay, replay_names
 from timscope.data.storage import Storage
 from timscope.data.views import create_views
+from timscope.data.weights import Weights, WeightStore
 
 
 class Run:
@@ -28,6 +30,7 @@ class Run:
         self.complete_steps: list[int] = []
         self.incomplete_steps: list[int] = []
         self.problems: list[str] = []
+        self.recorders: list[RankState] = []  # by rank: what each rank's recorder lost, and whether it was closed
         parts = self._collect(skip_damaged)
         names = replay_names(storage)
         if replays is not None:
@@ -51,10 +54,10 @@ class Run:
     def _collect(self, skip_damaged: bool) -> dict[str, list[str]]:
         """Parts of the steps that every rank finished, by table; notes what was left out and why."""
         parts: dict[str, list[str]] = {}
-        ranks = set(range(self.manifest.world_size))
         found = markers(self.storage)
-        for step, by_rank in sorted(found.items()):
-            if missing := sorted(ranks - set(by_rank)):
+        for step, all_ranks in sorted(found.items()):
+            by_rank, missing = counted(all_ranks, self.manifest.world_size)
+            if missing:
                 self.incomplete_steps.append(step)
                 self.problems.append(f"step {step} is left out: not finished by rank {', '.join(map(str, missing))}")
                 continue
@@ -68,14 +71,17 @@ class Run:
             self.complete_steps.append(step)
             for marker in by_rank.values():
                 if marker.dropped:
-                    self.problems.append(f"step {step} lacks {marker.dropped} part(s) that the recorder dropped")
+                    tokens = f" ({marker.dropped_tokens:,} tokens)" if marker.dropped_tokens else ""
+                    self.problems.append(f"step {step} lacks {marker.dropped} part(s){tokens} the recorder dropped")
                 for table, path, _rows, _bytes in marker.parts:
                     parts.setdefault(table, []).append(self.storage.full(path))
         begun = {int(n.split("=")[1]) for n in self.storage.names("tokens") if n.startswith("step=")}
         for step in sorted(begun - set(found)):
             self.incomplete_steps.append(step)
             self.problems.append(f"step {step} is left out: it was never finished")
-        self.problems += self.manifest.recorder.errors
+        self.recorders = read_states(self.storage)
+        told = [*self.manifest.recorder.errors, *(line for state in self.recorders for line in state.problems())]
+        self.problems += dict.fromkeys(told)
         return parts
 
     def sql(self, query: str, params: Any = None) -> pl.DataFrame:
@@ -101,6 +107,20 @@ class Run:
     def gradients(self) -> pl.DataFrame:
         """One row a step and parameter group: L2 norm before clipping, largest value, zeros, non-finite values."""
         return self._frame("gradients", None, "step, parameter_group")
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """Versions of the weights that are stored with the run, sorted."""
+        return WeightStore(self.storage).versions()
+
+    def weights(self, version: int, *, resume: int | None = None, verify: bool = True) -> Weights:
+        """The weights of a version, bit for bit: a mapping from name to RawTensor that reads one tensor at a time.
+
+        `resume`: as in the table `steps`, for a job that was resumed and counted the same version twice (None: the last
+        time). `verify`: read everything once and compare the digest. BadInput where the version was never stored, or a
+        file is missing or damaged.
+        """
+        return WeightStore(self.storage).load(version, resume, verify=verify)
 
     def _frame(self, view: str, steps: Iterable[int] | None, order: str) -> pl.DataFrame:
         where = ""

@@ -1,38 +1,36 @@
 """The writer: takes columns from a training process and puts them on disk from a thread of its own.
 
-The queue is bounded in parts. When it is full, `overflow="block"` waits and `overflow="drop"` counts the part as lost;
-nothing else can make the caller wait. A write error never reaches the caller unless `strict=True`: it is logged once,
-kept in the manifest, and the step it hit is never marked complete.
+The queue is bounded. When it is full, `overflow="block"` waits and `overflow="drop"` counts what was lost; nothing else
+can make the caller wait. An error never reaches the caller unless `strict=True`: it is logged once, kept with the run
+(see rank_state.py), and the step it hit is never marked complete.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import queue
 import threading
-from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
-from timscope.data.layout import MANIFEST, Marker, marker_path, markers, part_path, step_dir
+from timscope.data.ledger import Ledger
 from timscope.data.manifest import Manifest
-from timscope.data.manifest_file import read_manifest, write_manifest
-from timscope.data.parts import Columns, to_arrow, write_part
+from timscope.data.manifest_file import write_manifest
+from timscope.data.parts import Columns, warm_up
+from timscope.data.resume import finished_steps, open_manifest, open_state
 from timscope.data.schema import TABLES
+from timscope.data.step_files import StepFiles
 from timscope.data.storage import Storage
+from timscope.data.worker import Job, Worker
 
-logger = logging.getLogger("timscope")
-
-_MAX_ERRORS = 20
+# At the end of the interpreter a dead disk must not hold the process for ever.
+_EXIT_S = 300.0
 
 
 class RunWriter:
-    """Writes one rank's share of a run. Not for sharing between processes; each rank makes its own.
-
-    Opening a directory that already holds a run resumes it: complete steps of this rank are kept and refused if they
-    are put again.
-    """
+    """Writes one rank's share of a run. Not for sharing between processes; each rank makes its own, and a forked child
+    writes nothing. Opening a directory that already holds a run resumes it, see resume.py."""
 
     def __init__(
         self,
@@ -41,38 +39,38 @@ class RunWriter:
         *,
         rank: int = 0,
         world_size: int = 1,
-        queue_size: int = 256,
+        queue_size: int = 64,
         overflow: Literal["block", "drop"] = "block",
         strict: bool = False,
     ) -> None:
-        self.storage, self.rank, self.strict = Storage(path), rank, strict
-        self.drops = 0
-        self.errors: list[str] = []
-        self._overflow = overflow
-        self._slots = threading.Semaphore(queue_size)
-        self._queue: queue.SimpleQueue[tuple[str, int, Columns | None] | None] = queue.SimpleQueue()
-        self._parts: dict[int, Marker] = {}
-        self._numbers: dict[tuple[str, int], int] = {}
-        self._failed: set[int] = set()
-        self._dropped: dict[int, int] = defaultdict(int)
-        self._raise: Exception | None = None
-        self._closed = False
-        self.manifest = self._open_manifest(manifest or Manifest(), world_size)
-        self.done = {step for step, ranks in markers(self.storage).items() if rank in ranks}
-        self._thread = threading.Thread(target=self._run, name="timscope-writer", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self.storage, self.rank = Storage(path), rank
+        self._wait, self._closed = overflow == "block", False
+        self._lock = threading.RLock()
+        self.manifest, notes, fresh = open_manifest(self.storage, manifest or Manifest(), rank, world_size)
+        state = open_state(self.storage, rank, world_size, None if rank else self.manifest.recorder.resumes)
+        self.done = set() if fresh else finished_steps(self.storage, rank, world_size)
+        self._ledger = Ledger(self.storage, state, strict)
+        self._files = StepFiles(self.storage, rank, world_size, fresh)
+        warm_up()
+        self._worker = Worker(queue_size, self._job_failed)
+        atexit.register(self.close, _EXIT_S)
+        for note in notes:
+            self.report(note)
 
-    def _open_manifest(self, manifest: Manifest, world_size: int) -> Manifest:
-        if self.storage.exists(MANIFEST):
-            old = read_manifest(self.storage)
-            state = old.recorder.model_copy(update={"resumes": old.recorder.resumes + 1, "closed": False})
-            manifest = old.model_copy(update={"recorder": state})
-        else:
-            manifest = manifest.model_copy(update={"world_size": world_size})
-        if self.rank == 0:
-            write_manifest(self.storage, manifest)
-        return manifest
+    @property
+    def drops(self) -> int:
+        """Parts lost because the queue was full."""
+        return self._ledger.state.drops
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong so far, the first ones."""
+        return list(self._ledger.state.errors)
+
+    @property
+    def resumes(self) -> int:
+        """How often the job had been restarted into this directory."""
+        return self._ledger.state.resumes
 
     def put(self, table: str, step: int, columns: Columns) -> bool:
         """Queue one part. The arrays belong to the writer afterwards: do not change them.
@@ -80,46 +78,61 @@ class RunWriter:
         Returns False where the part was not taken: the queue was full (overflow="drop"), the step is already complete
         on disk, or the writer is closed.
         """
-        self._reraise()
         if table not in TABLES:
             raise KeyError(table)
-        if self._closed or step in self.done:
-            self._note(f"step {step} is already complete or the recorder is closed: its {table} were not written again")
-            return False
-        if not self._slots.acquire(blocking=self._overflow == "block"):
-            self.drops += 1
-            self._dropped[step] += 1
-            return False
-        self._queue.put((table, step, columns))
-        return True
+        tokens = len(next(iter(columns.values()), ())) if table == "tokens" else 0
+        return self._put(Job(f"step {step} {table}", partial(self._files.write, step, {table: columns}), step), tokens)
+
+    def put_later(self, step: int, job: Callable[[], Mapping[str, Columns]], tokens: int = 0) -> bool:
+        """Queue parts that are made on the writer's thread: `job()` gives the columns by table. It takes one slot, so
+        its parts are dropped together or not at all. What `job` holds must not be changed any more. `tokens`: how many
+        it will write, for the count of what was dropped. Returns as `put` does."""
+        return self._put(Job(f"step {step}", lambda: self._files.write(step, job()), step), tokens)
+
+    def call(self, job: Callable[[], Any]) -> bool:
+        """Run any `job` on the writer's thread, in the order of the queue. Returns False where the queue was full
+        (overflow="drop") or the writer is closed. An error in it is kept like a write error."""
+        return self._put(Job("job", job), 0)
 
     def complete(self, step: int) -> None:
         """Mark the step finished, after everything put before. Never waits."""
-        self._reraise()
-        if step not in self.done and not self._closed:
+        self._ledger.check()
+        if step not in self.done and not self._gone:
             self.done.add(step)
-            self._queue.put(("", step, None))
+            self._worker.post(Job(f"step {step} marker", partial(self._mark, step), step))
+
+    def report(self, message: str, *, log: bool = True) -> None:
+        """Keep an error with the run. The first is logged, unless the caller has done so. Never raises."""
+        self._ledger.report(message, log=log)
 
     def update_manifest(self, **fields: Any) -> None:
-        """Replace top-level fields of the manifest and rewrite it (rank 0 only)."""
-        self.manifest = self.manifest.model_copy(update=fields)
-        if self.rank == 0:
-            try:
-                write_manifest(self.storage, self.manifest)
-            except Exception as error:
-                self._fail(error, f"manifest: {error}")
+        """Replace top-level fields of the manifest and rewrite it (rank 0 only). Safe from the writer's thread too."""
+        with self._lock:
+            self.manifest = self.manifest.model_copy(update=fields)
+            if self.rank == 0 and self._worker.mine:
+                try:
+                    write_manifest(self.storage, self.manifest)
+                except Exception as error:
+                    self._ledger.fail(error, f"manifest: {error}")
 
-    def close(self) -> None:
-        """Write what is queued, then the final state into the manifest. Safe to call twice."""
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until what was put so far is on disk; false after `timeout` seconds. For a signal handler: it takes no
+        lock that the interrupted code may hold."""
+        self._worker.post(Job("state", self._ledger.save))
+        return self._worker.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what is queued, then the final state. Safe to call twice; gives up after `timeout` seconds."""
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._queue.put(None)
-        self._thread.join()
-        state = {"drops": self.drops, "errors": self.errors[:_MAX_ERRORS], "closed": True}
+        self._worker.post(Job("state", partial(self._ledger.save, closed=True)))
+        if not self._worker.close(timeout):
+            return
+        state = {"drops": self.drops, "errors": self.errors, "closed": True}
         self.update_manifest(recorder=self.manifest.recorder.model_copy(update=state))
-        self._reraise()
+        self._ledger.check()
 
     def __enter__(self) -> RunWriter:
         return self
@@ -127,60 +140,28 @@ class RunWriter:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    # --- the thread -----------------------------------------------------------------------------------------------
+    @property
+    def _gone(self) -> bool:
+        """Closed for the caller: jobs that were queued before may still put."""
+        return self._closed and not self._worker.inside
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            table, step, columns = item
-            try:
-                if columns is None:
-                    self._mark(step)
-                else:
-                    self._write(table, step, columns)
-            except Exception as error:
-                self._failed.add(step)
-                self._fail(error, f"step {step} {table or 'marker'}: {error}")
-            finally:
-                if columns is not None:
-                    self._slots.release()
-
-    def _write(self, table: str, step: int, columns: Columns) -> None:
-        data = to_arrow(table, step, columns)
-        path = part_path(table, step, self.rank, self._number(table, step))
-        size = write_part(self.storage, path, data)
-        marker = self._parts.setdefault(step, Marker(step, self.rank))
-        marker.parts.append((table, path, data.num_rows, size))
-
-    def _number(self, table: str, step: int) -> int:
-        """The next free part number: a resumed run never overwrites what a crash left behind."""
-        key = (table, step)
-        if key not in self._numbers:
-            mine = f"rank={self.rank}-"
-            self._numbers[key] = sum(n.startswith(mine) for n in self.storage.names(step_dir(table, step)))
-        self._numbers[key] += 1
-        return self._numbers[key] - 1
+    def _put(self, job: Job, tokens: int) -> bool:
+        self._ledger.check()
+        if self._gone:
+            self.report("the recorder is closed: what came later was not written")
+        elif job.step in self.done:
+            self.report(f"step {job.step} is already complete: its first recording is kept")
+        elif self._worker.submit(job, wait=self._wait):
+            return True
+        elif self._worker.mine:
+            self._ledger.drop(job.step, tokens)
+        return False
 
     def _mark(self, step: int) -> None:
-        if step in self._failed:
-            return
-        marker = self._parts.pop(step, Marker(step, self.rank))
-        marker.dropped = self._dropped.pop(step, 0)
-        self.storage.write_bytes(marker_path(step, self.rank), marker.to_bytes())
+        self._files.mark(step, self._ledger.lost(step))
+        self._ledger.save_if_due()
 
-    # --- errors ---------------------------------------------------------------------------------------------------
-
-    def _note(self, message: str) -> None:
-        if not self.errors:
-            logger.error("timscope recorder: %s (training goes on; further errors are kept in the manifest)", message)
-        if message not in self.errors:
-            self.errors.append(message)
-
-    def _fail(self, error: Exception, message: str) -> None:
-        self._note(message)
-        if self.strict and self._raise is None:
-            self._raise = error
-
-    def _reraise(self) -> None:
-        if self._raise is not None:
-            error, self._raise = self._raise, None
-            raise error
+    def _job_failed(self, job: Job, error: BaseException) -> None:
+        if job.step is not None:
+            self._files.failed.add(job.step)
+        self._ledger.fail(error, f"{job.what}: {error}")

@@ -1,11 +1,13 @@
-"""From whatever a trainer holds (lists, numpy, torch; ragged or padded) to one flat numpy array a row.
+"""From whatever a trainer holds (lists, numpy arrays, torch tensors; ragged or padded) to flat numpy arrays.
 
-Everything that comes out is a copy: a trainer may overwrite its tensors as soon as the recorder returns.
+Everything here works on whole blocks, because it runs beside a training loop and every Python loop over rows would hold
+the interpreter that the trainer needs too. Missing values are the mask of a masked array; NaN is a value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,19 +16,30 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def copied(values: Any) -> Array:
-    """A numpy copy of a list, an array or a tensor. None becomes NaN; bfloat16 and half become float32 exactly.
+def is_tensor(values: Any) -> bool:
+    """Whether this is a torch tensor: told by what it can do, so that torch is never imported here."""
+    return hasattr(values, "detach") and hasattr(values, "cpu")
 
-    Tensors are recognised by what they can do (`detach`, `cpu`), so torch is never imported here.
-    """
-    if hasattr(values, "detach") and hasattr(values, "cpu"):
-        values = values.detach().cpu()
-        if values.is_floating_point() and values.element_size() < 4:
-            values = values.float()  # numpy has no bfloat16
-        return np.array(values.numpy(), copy=True)
-    array = np.array(values, copy=True)
+
+def to_numpy(tensor: Any) -> Array:
+    """A tensor's values, not copied where it lies in host memory; bfloat16 and half become float32 exactly."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()  # numpy has no bfloat16
+    array: Array = tensor.numpy()
+    return array
+
+
+def numbers(values: Any) -> Array:
+    """Numbers as an array; None becomes a masked entry. ValueError or TypeError for anything that is no number."""
+    if is_tensor(values):
+        return to_numpy(values)
+    array = values if isinstance(values, np.ndarray) else np.array(values)
     if array.dtype == object:
-        array = np.array(values, dtype=np.float64)  # None -> NaN; anything else that is no number raises
+        missing = np.array([v is None for v in array.reshape(-1)], bool).reshape(array.shape)
+        array = np.ma.array(np.array(array, dtype=np.float64), mask=missing)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"numbers are needed, not {array.dtype}")
     return array
 
 
@@ -35,8 +48,24 @@ def is_padded(values: Any) -> bool:
     return not isinstance(values, (list, tuple)) and getattr(values, "ndim", 0) == 2
 
 
-def id_rows(values: Any, mask: Any = None) -> tuple[list[Array], Array | None]:
-    """Token ids, one int32 array a row, and the (B, C) selection used where they came padded.
+def count_rows(values: Any) -> int:
+    """Rows of a ragged or padded batch. TypeError where it has none."""
+    return len(values)
+
+
+def joined(rows: Sequence[Any]) -> tuple[Array, Array]:
+    """Ragged rows one after another, and their lengths (int64)."""
+    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+    if all(isinstance(row, (list, tuple)) for row in rows):
+        return numbers(list(chain.from_iterable(rows))), lengths
+    parts = [row if isinstance(row, np.ndarray) else numbers(row) for row in rows]
+    masked = any(isinstance(part, np.ma.MaskedArray) for part in parts)
+    flat = np.ma.concatenate(parts) if masked else np.concatenate(parts)  # type: ignore[no-untyped-call]
+    return numbers(flat), lengths
+
+
+def id_rows(values: Any, mask: Any = None) -> tuple[Array, Array, Array | None]:
+    """Token ids one row after another (int32), the rows' lengths, and the (B, C) selection where they came padded.
 
     `values`: ragged (a list of B rows) or padded (B, C) with `mask` (B, C) true on real tokens, on either side. Without
     a mask a padded block is taken whole.
@@ -44,12 +73,13 @@ def id_rows(values: Any, mask: Any = None) -> tuple[list[Array], Array | None]:
     if not is_padded(values):
         if mask is not None:
             raise ValueError("a mask goes with padded (B, C) ids; ragged rows need none")
-        return [_ids(copied(row)) for row in values], None
-    block = _ids(copied(values))
-    keep = np.ones(block.shape, bool) if mask is None else copied(mask).astype(bool)
+        flat, lengths = joined(values)
+        return _ids(flat), lengths, None
+    block = numbers(values)
+    keep = np.ones(block.shape, bool) if mask is None else numbers(mask).astype(bool)
     if keep.shape != block.shape:
         raise ValueError(f"the mask is {keep.shape}, the ids are {block.shape}")
-    return [row[chosen] for row, chosen in zip(block, keep, strict=True)], keep
+    return _ids(block[keep]), keep.sum(1), keep
 
 
 def _ids(array: Array) -> Array:
@@ -58,39 +88,48 @@ def _ids(array: Array) -> Array:
     return array.astype(np.int32)
 
 
-def token_rows(values: Any, lengths: Sequence[int], keep: Sequence[Array | None]) -> list[Array]:
-    """One array a row, each as long as the row's response.
+def token_values(values: Any, lengths: Array, keep: Array | None) -> Array:
+    """One value a response token, flat, row after row; a masked array where some are missing.
 
-    `values` may be ragged (B rows), padded (B, C) laid out like the ids they belong to (`keep` is each row's selection,
-    or None for rows that came ragged: then the first `length` columns count), (B, 1) to repeat over the row, or flat
-    (N,) with the rows one after another. Raises ValueError where a row does not have one value a token.
+    `lengths` (B,) of the rows. `values` may be ragged (B rows), padded (B, C) laid out like the ids they belong to
+    (`keep` is their selection (B, C), or None for rows that came ragged: then the first `length` columns count), (B, 1)
+    to repeat over the row, or flat (N,). Raises ValueError where a row does not have one value a token.
     """
     if is_padded(values):
-        block = copied(values)
-        if block.shape[0] != len(lengths):
-            raise ValueError(f"{block.shape[0]} rows for {len(lengths)} sequences")
-        rows = [_pick(row, n, k) for row, n, k in zip(block, lengths, keep, strict=True)]
-    elif _is_flat(values):
-        flat = copied(values)
-        if flat.size != sum(lengths):
-            raise ValueError(f"{flat.size} values for {sum(lengths)} tokens")
-        rows = np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        return _from_block(numbers(values), lengths, keep)
+    if _is_flat(values):
+        flat = numbers(values)
+        if flat.size != lengths.sum():
+            raise ValueError(f"{flat.size} values for {lengths.sum()} tokens")
+        return flat
+    if len(values) != len(lengths):
+        raise ValueError(f"{len(values)} rows for {len(lengths)} sequences")
+    flat, sizes = joined(values)
+    _check(sizes, lengths)
+    return flat
+
+
+def _from_block(block: Array, lengths: Array, keep: Array | None) -> Array:
+    rows, width = block.shape
+    if rows != len(lengths):
+        raise ValueError(f"{rows} rows for {len(lengths)} sequences")
+    if width == 1 and np.any(lengths != 1):
+        return np.repeat(block[:, 0], lengths)
+    if keep is not None and keep.shape == block.shape:
+        chosen = keep
+    elif keep is None:
+        chosen = np.arange(width) < lengths[:, None]
     else:
-        rows = [copied(row) for row in values]
-        if len(rows) != len(lengths):
-            raise ValueError(f"{len(rows)} rows for {len(lengths)} sequences")
-    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        if row.shape != (length,):
-            raise ValueError(f"row {index} has {row.size} values for {length} tokens")
-    return rows
+        chosen = np.ones(block.shape, bool)
+    _check(chosen.sum(1), lengths)
+    flat: Array = block[chosen]
+    return flat
 
 
-def _pick(row: Array, length: int, keep: Array | None) -> Array:
-    if row.size == 1 and length != 1:
-        return np.repeat(row, length)
-    if keep is None:
-        return row[:length]
-    return row[keep] if row.shape == keep.shape else row
+def _check(sizes: Array, lengths: Array) -> None:
+    if (wrong := np.flatnonzero(sizes != lengths)).size:
+        row = int(wrong[0])
+        raise ValueError(f"row {row} has {sizes[row]} values for {lengths[row]} tokens")
 
 
 def _is_flat(values: Any) -> bool:
@@ -103,12 +142,8 @@ def row_values(values: Any, rows: int) -> list[Any]:
     """One plain value a sequence: a scalar (or a string) is repeated, tensors and arrays become Python numbers."""
     if values is None or isinstance(values, str) or np.isscalar(values):
         return [values] * rows
-    items = values.detach().cpu().tolist() if hasattr(values, "detach") else list(values)
+    array = to_numpy(values) if is_tensor(values) else values
+    items = array.tolist() if isinstance(array, np.ndarray) else list(array)
     if len(items) != rows:
         raise ValueError(f"{len(items)} values for {rows} sequences")
     return [item.item() if hasattr(item, "item") else item for item in items]
-
-
-def nullable(values: Array) -> Any:
-    """Floats with NaN marked as missing: a masked array, which the writer stores as NULL."""
-    return np.ma.array(values, mask=np.isnan(values)) if np.issubdtype(values.dtype, np.floating) else values

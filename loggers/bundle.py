@@ -1,16 +1,22 @@
 """One step of a run while it is being gathered: rows of tokens and sequences, gradients, and step metrics.
 
 The caller says things in the order in which a training loop learns them (rollouts first, then what the trainer made of
-them), in as many calls as it likes; rows are numbered in the order of `rollout` calls.
+them), in as many calls as it likes; rows are numbered in the order of `rollout` calls. A call copies what it is given
+and returns; the work on it is done when the step is written, on the writer's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from timscope.loggers.arrays import Array, count_rows
 from timscope.loggers.guard import Guard
-from timscope.loggers.rows import Rows, clean
+from timscope.loggers.pinned import hold, pending, resolve
+from timscope.loggers.rows import Rows
+from timscope.loggers.step_tables import gradient_table, metric_row
 
 
 class Step:
@@ -18,15 +24,32 @@ class Step:
 
     Shapes: B sequences in the call, a response of n_b tokens each. A token column may be ragged (B rows of n_b), padded
     (B, C) in the layout of the `completion_ids` it belongs to, (B, 1) to repeat along the row, or flat (sum of n_b,).
-    NaN and None mean "not measured" and are stored as NULL; how many values were NaN is kept as the step metric
-    `nan/<column>`.
+    None and masked entries mean "not measured" and are stored as NULL; NaN and infinities are stored as they are.
+
+    With `strict` what lies on the host is worked on in the call, so that the call can raise. `resume` goes into the
+    step's row; `digest_of` gives the digest of a weights version, as far as one is known by then.
     """
 
-    def __init__(self, number: int, guard: Guard, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        number: int,
+        guard: Guard,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        resume: int = 0,
+        digest_of: Callable[[int], str | None] | None = None,
+    ) -> None:
         self.number, self._guard, self._rank = number, guard, rank
+        self._resume, self._digest_of = resume, digest_of
         self._rows = Rows(guard, rank, world_size)
-        self._metrics: dict[str, float | None] = {}
-        self._gradients: list[dict[str, Any]] = []
+        self._named = 0  # rows that `rollout` calls have named so far
+        self._later: list[Callable[[], None]] = []
+        self._writing = False
+        self._metrics: dict[str, Any] = {}
+        self._gradients: list[Any] = []
+        self.tokens = 0  # as far as they are known before the work is done
+        self.ended = False  # the optimizer has stepped: only metrics may still come
 
     def rollout(
         self,
@@ -44,23 +67,29 @@ class Step:
         results are real tokens; what is in the loss is `mask` of `trainer`). Further columns: `rollout_logprob`,
         `rescore_logprob` (nats, one a token), and one value a sequence or one for all: `weight_version` (a list of
         lists where it changes inside a sequence), `finish_reason`, `prompt`, `completion` (texts), `uid`, `group_id`,
-        `turns`. `sequence`: own row numbers, unique over ranks; default 0, 1, ... interleaved by rank.
+        `turns`, `engine_prompt_ids` (B lists, as the engine saw them). `sequence`: own row numbers, unique over ranks;
+        default 0, 1, ... interleaved by rank.
         """
-        start = len(self._rows)
+        start = self._named
         if self._guard.on("rollout"):
             with self._guard.column("rollout"):
-                self._rows.add(prompt_ids, prompt_mask, completion_ids, completion_mask, sequence)
-        added = range(start, len(self._rows))
-        if added:
-            self._rows.take(added, columns)
-        return added
+                count = count_rows(completion_ids)
+                if isinstance(completion_ids, (list, tuple)):
+                    self.tokens += sum(map(len, completion_ids))
+                ids = [self._hold(v) for v in (prompt_ids, prompt_mask, completion_ids, completion_mask, sequence)]
+                held = {name: self._hold(values) for name, values in columns.items()}
+                self._named += count
+                added = range(start, self._named)
+                self._say(lambda: self._add(ids, added, held), [*ids, *held.values()])
+        return range(start, self._named)
 
     def trainer(self, *, rows: Any = None, **columns: Any) -> None:
         """Say what the trainer computed for `rows` (all by default), in that order: a micro-batch may be permuted.
 
         Token columns: `old_logprob` (before the update), `loss_logprob` (inside the loss), `ref_logprob`, `entropy`,
         all in nats, `rollout_is_weight` (the correction weight applied) and `mask` (true: in the loss; without it every
-        response token counts). Sequence columns: `micro_batch`, `pad_left`, `pad_right`.
+        response token counts). Sequence columns: `micro_batch`, `pad_left`, `pad_right`, and `old_logprob_sum`,
+        `ref_logprob_sum` (nats) where the trainer keeps nothing finer.
         """
         self._take(rows, columns)
 
@@ -72,15 +101,14 @@ class Step:
         """
         self._take(rows, {**columns, **{f"reward/{name}": values for name, values in (rewards or {}).items()}})
 
-    def gradients(self, groups: Mapping[str, Any]) -> None:
+    def gradients(self, groups: Any) -> None:
         """Gradients before clipping, by parameter group: an L2 norm, or a mapping with `norm`, `max_abs`,
-        `zero_share`, `nonfinite`. Rank 0 only; other ranks' calls are ignored."""
+        `zero_share`, `nonfinite`, `sketch`; or an object whose `result()` gives that mapping, called on the writer's
+        thread. Rank 0 only; other ranks' calls are ignored."""
         if self._rank or not self._guard.on("gradients"):
             return
         with self._guard.column("gradients"):
-            for name, said in groups.items():
-                values = dict(said) if isinstance(said, Mapping) else {"norm": said}
-                self._gradients.append({"parameter_group": str(name), **{k: float(v) for k, v in values.items()}})
+            self._gradients.append({k: hold(v) for k, v in groups.items()} if isinstance(groups, Mapping) else groups)
 
     def metrics(self, values: Mapping[str, Any] | None = None, **named: Any) -> None:
         """Step metrics under their own names: `loss`, `reward`, `grad_norm` (before clipping), `learning_rate`,
@@ -92,35 +120,55 @@ class Step:
             if not self._guard.on(f"steps.{name}") or isinstance(value, str):
                 continue
             with self._guard.column(f"steps.{name}"):
-                self._metrics[name] = None if value is None else float(value)
+                held = hold(value)
+                self._metrics[name] = held if pending(held) or held is None else float(held)
+
+    def later(self, fill: Callable[[Step], None]) -> None:
+        """Run `fill(step)` on the writer's thread when the step is written: for work too dear for the training loop.
+        What it holds on to must not change any more."""
+        self._later.append(lambda: fill(self))
 
     def _take(self, rows: Any, columns: Mapping[str, Any]) -> None:
         if not self._guard.on("rollout") or not self._guard.on("rows"):
             return
         with self._guard.column("rows"):
-            chosen = self._rows.choose(rows)
-            self._rows.take(chosen, columns)
+            which, held = self._hold(rows), {name: self._hold(values) for name, values in columns.items()}
+            self._say(lambda: self._fill(which, held), [which, *held.values()])
+
+    def _hold(self, values: Any) -> Any:
+        # What a job of `later` says is used at once: nobody can change it before.
+        return values if self._writing else hold(values)
+
+    def _say(self, work: Callable[[], None], held: list[Any]) -> None:
+        if self._writing or (self._guard.strict and not self._later and not any(map(pending, held))):
+            work()
+        else:
+            self._later.append(work)
+
+    def _add(self, ids: list[Any], added: range, columns: Mapping[str, Any]) -> None:
+        if self._guard.on("rollout"):
+            with self._guard.column("rollout"):
+                self._rows.add(*(resolve(v) for v in ids))
+                said = {name: resolve(values) for name, values in columns.items()}
+                self._rows.take(np.arange(added.start, added.stop), said)
+
+    def _fill(self, rows: Any, columns: Mapping[str, Any]) -> None:
+        if self._guard.on("rollout") and self._guard.on("rows"):
+            with self._guard.column("rows"):
+                chosen: Array = self._rows.choose(resolve(rows))
+                self._rows.take(chosen, {name: resolve(values) for name, values in columns.items()})
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The step's columns by table, for the writer; a table without rows is empty."""
-        return {
-            "tokens": self._rows.token_table(),
-            "sequences": self._rows.sequence_table(),
-            "gradients": self._gradient_table(),
-            "steps": self._step_table(),
-        }
-
-    def _step_table(self) -> dict[str, Any]:
-        if self._rank:
-            return {}
-        row: dict[str, Any] = {"loss": None, **self._metrics, **{f"nan/{k}": n for k, n in self._rows.nan.items()}}
-        if row.get("weight_version") is not None:
-            row["weight_version"] = int(row["weight_version"])
-        return {name: [clean(value)] for name, value in row.items()}
-
-    def _gradient_table(self) -> dict[str, Any]:
-        names = {name: None for row in self._gradients for name in row}
-        table = {name: [row.get(name) for row in self._gradients] for name in names}
-        if "nonfinite" in table:
-            table["nonfinite"] = [None if n is None else int(n) for n in table["nonfinite"]]
-        return table
+        self._writing = True
+        for work in self._later:
+            work()
+        self._later.clear()
+        tables = {"tokens": self._rows.token_table(), "sequences": self._rows.sequence_table()}
+        if self._rank == 0:
+            tables["gradients"] = gradient_table(self._gradients, self._guard)
+            row = metric_row(self._metrics, self._guard)
+            version = row.get("weight_version")
+            digest = self._digest_of(int(version)) if self._digest_of and version is not None else None
+            tables["steps"] = {k: [v] for k, v in {**row, "weight_digest": digest, "resume": self._resume}.items()}
+        return tables

@@ -7,12 +7,14 @@
         step.scores(advantage=a, rewards={"exact": e})
         step.metrics(loss=loss, grad_norm=norm)
 
-It copies what it is given, hands it to the writer's thread and never raises into the loop (see guard.py). With no path
-it records nothing, so a loop needs no `if`.
+It copies what it is given, hands it to the writer's thread and never raises into the loop (see guard.py). What is still
+queued is written at the end of the process and on SIGTERM (see shutdown.py). With no path it records nothing, so a loop
+needs no `if`.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from timscope.data import Manifest, RunWriter
 from timscope.data.manifest import WeightVersion
 from timscope.loggers.bundle import Step
 from timscope.loggers.guard import Guard
+from timscope.loggers.shutdown import unwatch, watch
 
 # Manifest fields that may be given as a bare name.
 _NAMED = ("framework", "model", "tokenizer", "rollout", "trainer", "algorithm")
@@ -32,7 +35,8 @@ class Recorder:
 
     `path`: directory or fsspec URL, None to record nothing. `fields`: top-level manifest fields (see data/manifest.py);
     framework, model, tokenizer, rollout, trainer and algorithm may be a bare name. `overflow`: what to do when the disk
-    is too slow, "block" or "drop" (counted). Raises only where `strict` is set.
+    is too slow and `queue_size` steps wait, "block" or "drop" (counted). `snapshots`: what is kept of the weights, see
+    snapshots.py. `sigterm`: flush on SIGTERM. Raises only where `strict` is set.
     """
 
     def __new__(cls, path: str | os.PathLike[str] | None = None, **_options: Any) -> Recorder:
@@ -45,13 +49,18 @@ class Recorder:
         *,
         rank: int = 0,
         world_size: int = 1,
-        queue_size: int = 256,
+        queue_size: int = 64,
         overflow: Literal["block", "drop"] = "block",
         strict: bool = False,
+        snapshots: Any = "digest",
+        sigterm: bool = True,
         **fields: Any,
     ) -> None:
         self.path, self.rank, self.world_size = path, rank, world_size
         self.guard = Guard(strict, self._note)
+        self.digests: dict[int, str] = {}  # of weights versions, as far as they are known
+        self._policy: Any = snapshots
+        self._snapshots: Any = None
         self._open: dict[int, Step] = {}
         self._early: list[str] = []
         self._writer: RunWriter | None = None
@@ -63,6 +72,18 @@ class Recorder:
             assert path is not None
             place: dict[str, Any] = {"rank": rank, "world_size": world_size}
             self._writer = RunWriter(path, manifest, queue_size=queue_size, overflow=overflow, strict=strict, **place)
+            atexit.register(self.close)
+            if sigterm:
+                watch(self)
+
+    @property
+    def snapshots(self) -> Any:
+        """The policy that says what is kept of each weights version."""
+        if self._snapshots is None:
+            from timscope.loggers.snapshots import Snapshots
+
+            self._snapshots = Snapshots.of(self._policy)
+        return self._snapshots
 
     @property
     def manifest(self) -> Manifest:
@@ -77,7 +98,9 @@ class Recorder:
     def begin(self, number: int) -> Step:
         """Step `number`, open: the same object until `complete`. Steps may overlap."""
         if number not in self._open:
-            self._open[number] = Step(number, self.guard, self.rank, self.world_size)
+            resume = self._writer.resumes if self._writer else 0
+            place = {"rank": self.rank, "world_size": self.world_size}
+            self._open[number] = Step(number, self.guard, **place, resume=resume, digest_of=self.digests.get)
         return self._open[number]
 
     @contextmanager
@@ -96,9 +119,7 @@ class Recorder:
         if self._writer is None:
             return
         with self.guard.column("write"):
-            for name, columns in bundle.tables().items():
-                if columns:
-                    self._writer.put(name, bundle.number, columns)
+            self._writer.put_later(bundle.number, bundle.tables, bundle.tokens)
             if finished:
                 self._writer.complete(bundle.number)
 
@@ -113,18 +134,42 @@ class Recorder:
         kept = [w for w in self.manifest.weights if w.version != version]
         self.update_manifest(weights=[*kept, WeightVersion(version=version, digest=digest, source=source)])
 
+    def weights(self, version: int, model: Any) -> None:
+        """`model` (a torch module, whole) holds weights `version` now: keep what the policy `snapshots` says. Call it
+        before training and after each optimizer step, in the thread that trains; ranks above 0 do nothing."""
+        if self._writer is not None and self.rank == 0 and self.guard.on("weights"):
+            with self.guard.column("weights"):
+                self.snapshots.take(int(version), model, self._writer, self.guard, self.digests)
+
+    def flush(self, timeout: float | None = None, *, last: bool = False) -> bool:
+        """Wait until all complete steps are on disk; false after `timeout` seconds. `last`: nothing comes after this,
+        so steps that only wait for metrics are finished without them."""
+        if last:
+            self._finish(only_ended=True)
+        return self._writer is not None and self._writer.flush(timeout)
+
+    def _finish(self, only_ended: bool = False) -> None:
+        for number, step in list(self._open.items()):
+            if step.ended or not only_ended:
+                self._flush(self._open.pop(number), finished=step.ended)
+
     def close(self) -> None:
-        """Write what is left (open steps stay incomplete) and end the writer's thread. Safe to call twice."""
-        for number in list(self._open):
-            self._flush(self._open.pop(number), finished=False)
+        """Write what is left and end the writer's thread: a step that the optimizer has finished is complete, any other
+        open step stays incomplete. Safe to call twice."""
+        atexit.unregister(self.close)
+        unwatch(self)
+        self._finish()
         if self._writer is not None:
             with self.guard.column("close"):
+                if self._snapshots is not None:
+                    self._snapshots.finish(self._writer, self.guard)
                 self._writer.close()
 
     def _note(self, message: str) -> None:
-        errors = self._early if self._writer is None else self._writer.errors
-        if message not in errors:
-            errors.append(message)
+        if self._writer is not None:
+            self._writer.report(message, log=False)  # the guard has logged it
+        elif message not in self._early:
+            self._early.append(message)
 
     def __enter__(self) -> Recorder:
         return self
@@ -140,6 +185,7 @@ class NullRecorder(Recorder):
         self.path, self.rank, self.world_size = None, 0, 1
         self.guard = Guard()
         self.guard.off = {"rollout": "no path", "gradients": "no path"}
+        self.digests, self._policy, self._snapshots = {}, None, None
         self._open, self._early, self._writer = {}, [], None
 
     def begin(self, number: int) -> Step:

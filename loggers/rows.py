@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from timscope.data.schema import SEQUENCES, TOKENS
-from timscope.loggers.arrays import Array, copied, id_rows, nullable, row_values, token_rows
+from timscope.loggers.arrays import Array, id_rows, is_padded, numbers, row_values, token_values
 from timscope.loggers.guard import Guard
 
 _KEY = frozenset({"step", "sequence", "position", "token_id", "num_tokens", "rank", "prompt_ids"})
 TOKEN_COLUMNS = frozenset(TOKENS.names) - _KEY
-ROW_COLUMNS = frozenset(SEQUENCES.names) - _KEY
+# Log-probs that a framework keeps only as a sum over the sequence (RLOO): open columns, nats.
+SUM_COLUMNS = frozenset({"old_logprob_sum", "ref_logprob_sum"})
+ROW_COLUMNS = (frozenset(SEQUENCES.names) - _KEY) | SUM_COLUMNS
 
 
 class Rows:
@@ -21,91 +24,113 @@ class Rows:
 
     def __init__(self, guard: Guard, rank: int, world_size: int) -> None:
         self._guard, self._rank, self._world = guard, rank, world_size
-        self._ids: list[Array] = []
+        self._ids: list[Array] = []  # flat, one array a call of `add`, as are the next two
         self._prompts: list[Array] = []
-        self._keep: list[Array | None] = []
+        self._blocks: list[tuple[int, Array | None]] = []  # first row, selection (B, C)
+        self._lengths = np.zeros(0, np.int64)
+        self._prompt_lengths = np.zeros(0, np.int64)
         self._sequence: list[int] = []
-        self._tokens: dict[str, dict[int, Array]] = {}
+        self._said: dict[str, list[tuple[Array, Array]]] = {}  # token column -> (rows, flat values) as they came
         self._rows: dict[str, dict[int, Any]] = {}
-        self.nan: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._lengths)
 
     def add(self, prompt_ids: Any, prompt_mask: Any, completion_ids: Any, completion_mask: Any, sequence: Any) -> None:
         """Append sequences (see `Step.rollout` for the layouts). ValueError where counts or numbers do not fit."""
         start = len(self)
-        prompts, _ = id_rows(prompt_ids, prompt_mask)
-        ids, keep = id_rows(completion_ids, completion_mask)
-        if len(prompts) != len(ids):
-            raise ValueError(f"{len(prompts)} prompts for {len(ids)} completions")
-        default = range(start * self._world + self._rank, (start + len(ids)) * self._world, self._world)
-        numbers = [int(n) for n in row_values(default if sequence is None else sequence, len(ids))]
-        if len({*self._sequence, *numbers}) != start + len(ids):
+        prompts, prompt_lengths, _ = id_rows(prompt_ids, prompt_mask)
+        ids, lengths, keep = id_rows(completion_ids, completion_mask)
+        if len(prompt_lengths) != len(lengths):
+            raise ValueError(f"{len(prompt_lengths)} prompts for {len(lengths)} completions")
+        default = range(start * self._world + self._rank, (start + len(lengths)) * self._world, self._world)
+        said = [int(n) for n in row_values(default if sequence is None else sequence, len(lengths))]
+        if len({*self._sequence, *said}) != start + len(lengths):
             raise ValueError("sequence numbers must be unique in a step")
-        self._sequence += numbers
-        self._prompts += prompts
-        self._ids += ids
-        self._keep += [None] * len(ids) if keep is None else list(keep)
+        self._sequence += said
+        self._prompts.append(prompts)
+        self._ids.append(ids)
+        self._blocks.append((start, keep))
+        self._lengths = np.concatenate([self._lengths, lengths])
+        self._prompt_lengths = np.concatenate([self._prompt_lengths, prompt_lengths])
 
-    def choose(self, rows: Any) -> list[int]:
-        """Row numbers as a list; all rows for None. ValueError outside the range."""
-        chosen = list(range(len(self))) if rows is None else [int(r) for r in copied(rows).reshape(-1)]
-        if any(not 0 <= r < len(self) for r in chosen):
+    def choose(self, rows: Any) -> Array:
+        """Row numbers (int64); all rows for None. ValueError outside the range."""
+        chosen = np.arange(len(self)) if rows is None else numbers(list(rows) if isinstance(rows, range) else rows)
+        chosen = chosen.reshape(-1).astype(np.int64)
+        if np.any((chosen < 0) | (chosen >= len(self))):
             raise ValueError(f"rows must lie in 0..{len(self) - 1}")
         return chosen
 
-    def take(self, chosen: Sequence[int], columns: Mapping[str, Any]) -> None:
+    def take(self, chosen: Array, columns: Mapping[str, Any]) -> None:
         """Store columns of the chosen rows; each is guarded on its own. None is skipped."""
         for name, values in columns.items():
             if values is None or not self._guard.on(name):
                 continue
             with self._guard.column(name):
                 if _is_token_column(name, values):
-                    self._take_tokens(name, values, chosen)
+                    flat = self._flat(values, chosen)
+                    self._said.setdefault(name, []).append((chosen, flat))
                 elif name in ROW_COLUMNS or name.startswith("reward/"):
                     said = row_values(values, len(chosen))
-                    self._rows.setdefault(name, {}).update(zip(chosen, said, strict=True))
+                    self._rows.setdefault(name, {}).update(zip(chosen.tolist(), said, strict=True))
                 else:
                     raise ValueError(f"no such column; there are {', '.join(sorted(TOKEN_COLUMNS | ROW_COLUMNS))}")
 
-    def _take_tokens(self, name: str, values: Any, chosen: Sequence[int]) -> None:
-        arrays = token_rows(values, [len(self._ids[r]) for r in chosen], [self._keep[r] for r in chosen])
-        nan = sum(int(np.isnan(a).sum()) for a in arrays if np.issubdtype(a.dtype, np.floating))
-        if nan:
-            self.nan[name] = self.nan.get(name, 0) + nan
-        self._tokens.setdefault(name, {}).update(zip(chosen, arrays, strict=True))
+    def _flat(self, values: Any, chosen: Array) -> Array:
+        """The values of the chosen rows one after another."""
+        if not is_padded(values):
+            return token_values(values, self._lengths[chosen], None)
+        firsts = np.array([first for first, _ in self._blocks])
+        block = np.searchsorted(firsts, chosen, side="right") - 1
+        if len(used := np.unique(block)) <= 1:
+            first, keep = self._blocks[int(used[0])] if len(used) else (0, None)
+            return token_values(values, self._lengths[chosen], None if keep is None else keep[chosen - first])
+        # Rows of several calls, whose paddings differ: one by one.
+        parts = [self._flat(values[i : i + 1], chosen[i : i + 1]) for i in range(len(chosen))]
+        return np.ma.concatenate(parts)  # type: ignore[no-untyped-call,no-any-return]
 
     def token_table(self) -> dict[str, Any]:
         """The columns of `tokens`, flat over the rows; empty where there is no row."""
-        if not self._ids:
+        if not len(self):
             return {}
-        lengths = [len(ids) for ids in self._ids]
-        positions = [len(p) + np.arange(n) for p, n in zip(self._prompts, lengths, strict=True)]
+        total, ends = int(self._lengths.sum()), np.cumsum(self._lengths)
+        starts = ends - self._lengths
+        within = np.arange(total) - np.repeat(starts, self._lengths)
         table: dict[str, Any] = {
-            "sequence": np.repeat(np.array(self._sequence, np.int64), lengths),
-            "position": np.concatenate(positions),
+            "sequence": np.repeat(np.array(self._sequence, np.int64), self._lengths),
+            "position": within + np.repeat(self._prompt_lengths, self._lengths),
             "token_id": np.concatenate(self._ids),
-            "mask": np.ones(sum(lengths), bool),  # without a mask every response token is in the loss
+            "mask": np.ones(total, bool),  # without a mask every response token is in the loss
         }
-        ends = np.cumsum(lengths)
-        for name, rows in self._tokens.items():
-            flat = np.full(sum(lengths), np.nan, np.float64)
-            for row, values in rows.items():
-                flat[ends[row] - lengths[row] : ends[row]] = values
-            table[name] = _typed(name, flat)
+        for name, said in self._said.items():
+            table[name] = _typed(name, self._spread(said, starts, total))
         return table
+
+    def _spread(self, said: list[tuple[Array, Array]], starts: Array, total: int) -> Array:
+        """What was said of some rows as one column over all tokens; the rest is missing."""
+        everything = np.arange(len(self))
+        if len(said) == 1 and np.array_equal(said[0][0], everything):
+            return said[0][1]
+        kind = np.result_type(*(flat.dtype for _, flat in said))
+        column: Array = np.ma.masked_all(total, kind)  # type: ignore[no-untyped-call]
+        for chosen, flat in said:
+            lengths = self._lengths[chosen]
+            before = np.cumsum(lengths) - lengths
+            column[np.arange(len(flat)) + np.repeat(starts[chosen] - before, lengths)] = flat
+        return column
 
     def sequence_table(self) -> dict[str, Any]:
         """The columns of `sequences`, one entry a row; empty where there is no row."""
-        if not self._ids:
+        if not len(self):
             return {}
+        offsets = np.concatenate([[0], np.cumsum(self._prompt_lengths)]).astype(np.int32)
         return {
             "sequence": self._sequence,
-            "rank": [self._rank] * len(self),
-            "prompt_ids": [p.tolist() for p in self._prompts],
-            "num_tokens": [len(ids) for ids in self._ids],
-            **{name: [clean(rows.get(r)) for r in range(len(self))] for name, rows in self._rows.items()},
+            "rank": np.full(len(self), self._rank, np.int32),
+            "prompt_ids": pa.ListArray.from_arrays(offsets, np.concatenate(self._prompts)),
+            "num_tokens": self._lengths.astype(np.int32),
+            **{name: [rows.get(r) for r in range(len(self))] for name, rows in self._rows.items()},
         }
 
 
@@ -121,15 +146,13 @@ def _is_token_column(name: str, values: Any) -> bool:
     return bool(getattr(values, "ndim", 0) == 2)
 
 
-def _typed(name: str, flat: Array) -> Any:
-    """A token column as the writer wants it; NaN, also of rows that nobody spoke of, becomes missing."""
+def _typed(name: str, flat: Array) -> Array:
+    """A token column as the writer wants it."""
     if name == "mask":
-        return np.nan_to_num(flat, nan=0.0).astype(bool)  # a row that no call named is not in the loss
+        # A row that no call named is not in the loss, and NaN is no yes.
+        chosen: Array = np.ma.filled(flat, 0).astype(np.float32) > 0
+        return chosen
     if name == "weight_version":
-        return np.ma.array(np.nan_to_num(flat, nan=-1).astype(np.int32), mask=np.isnan(flat))
-    return nullable(flat)
-
-
-def clean(value: Any) -> Any:
-    """None for NaN."""
-    return None if isinstance(value, float) and np.isnan(value) else value
+        whole: Array = np.ma.masked_invalid(flat).astype(np.int32)
+        return whole
+    return flat

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from timscope.loggers.trl_hooks import SHARDED, Hooks
+from timscope.loggers.trl_gradients import SHARDED
+from timscope.loggers.trl_hooks import Hooks
 from timscope.loggers.weights import weights_digest
 
 # The summary that Trainer logs after the last step is about the run, not about a step.
@@ -29,6 +30,7 @@ def make_callback(hooks: Hooks, *, digest: bool, source: str | None) -> Any:
                 model = hooks.trainer.accelerator.unwrap_model(hooks.trainer.model)
                 value = weights_digest(model) if digest and _whole(model) else None
                 recorder.add_weights(int(state.global_step), value, source if state.global_step == 0 else None)
+                recorder.weights(int(state.global_step), model)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not hooks.finished:
@@ -41,6 +43,8 @@ def make_callback(hooks: Hooks, *, digest: bool, source: str | None) -> Any:
             self.open_step = int(state.global_step)
             with guard.column("step"):
                 hooks.end_step(self.open_step)
+            with guard.column("weights"):
+                recorder.weights(self.open_step, hooks.trainer.accelerator.unwrap_model(hooks.trainer.model))
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if self.open_step is None or not logs or any(name in logs for name in _SUMMARY):

@@ -37,6 +37,8 @@ _OPTIONS = (
     "mask_truncated_completions",
     "top_entropy_quantile",
     "off_policy_mask_threshold",
+    "normalize_advantages",
+    "reward_clip_range",
     "use_bias_correction_kl",
     "vllm_importance_sampling_correction",
     "vllm_importance_sampling_mode",
@@ -61,7 +63,7 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 def describe(trainer: Any, model_source: str | None = None) -> dict[str, Any]:
-    """Manifest fields of a GRPOTrainer. `model_source`: where anyone can get the initial weights."""
+    """Manifest fields of a GRPOTrainer or RLOOTrainer. `model_source`: where anyone can get the initial weights."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
     path = getattr(model.config, "_name_or_path", None) or None
@@ -86,7 +88,7 @@ def describe(trainer: Any, model_source: str | None = None) -> dict[str, Any]:
         "rollout": rollout,
         "trainer": _trainer(trainer, model),
         "algorithm": {
-            "name": "grpo",
+            "name": "rloo" if any(c.__name__ == "RLOOTrainer" for c in type(trainer).__mro__) else "grpo",
             "loss_mode": "recompute",
             "num_iterations": trainer.num_iterations,
             "options": {

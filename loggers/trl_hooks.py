@@ -1,47 +1,47 @@
-"""The wraps around one GRPOTrainer and what they gather between two optimizer steps."""
+"""The wraps around one trainer and what they gather between two optimizer steps.
+
+On the training thread a wrap snapshots tensors (pinned.py) and keeps references, nothing else; rows, texts and files
+are made on the writer's thread. Every line of the hook's own runs inside a guard.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from timscope.loggers.arrays import copied
-from timscope.loggers.gradients import gradient_groups
 from timscope.loggers.patches import Patches
+from timscope.loggers.pinned import Snapshot, hold
 from timscope.loggers.recorder import Recorder
-from timscope.loggers.trl_rollout import Generation, Seen, read_generation, row_tags
+from timscope.loggers.trl_gradients import TrainerGradients
+from timscope.loggers.trl_rollout import Generation, Seen, row_tags
 from timscope.loggers.trl_step import MicroBatch, fill_step
+from timscope.loggers.trl_texts import Texts
 
 Method = Callable[..., Any]
 TAG = "_row"
-# Kinds of distributed training in which a rank holds shards of weights and gradients.
-SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-
-
-@dataclass
-class _Scores:
-    """What the loss's forward said: device copies, moved to the host once a step."""
-
-    logps: Any = None
-    entropies: Any = None
 
 
 class Hooks:
-    """State of one attached trainer. Everything that runs inside a wrap is guarded."""
+    """State of one attached trainer."""
 
-    def __init__(self, trainer: Any, recorder: Recorder, *, gradients: bool, texts: bool) -> None:
+    def __init__(self, trainer: Any, recorder: Recorder, *, gradients: TrainerGradients | None, texts: bool) -> None:
         self.trainer, self.recorder, self.guard = trainer, recorder, recorder.guard
-        self.with_gradients, self.with_texts = gradients, texts
+        self.gradients, self.texts = gradients, None
+        if texts:
+            with self.guard.column("texts"):
+                self.texts = Texts(getattr(trainer, "_tokenizer", None) or trainer.processing_class)
         self.patches = Patches()
-        self.generations: dict[int, Generation] = {}
+        # RLOO's loss is the mean of a micro-batch, which Trainer divides by the accumulation; GRPO's is scaled already.
+        self.averaged = any(c.__name__ == "RLOOTrainer" for c in type(trainer).__mro__)
+        self.generation: Generation | None = None
         self.count = 0
         self.last_step, self.in_step = -1, 0
         self.seen: Seen | None = None
-        self.inside: _Scores | None = None
+        self.inside: list[Snapshot] | None = None
         self.micro: list[MicroBatch] = []
-        self.groups: dict[str, dict[str, float]] = {}
+        self.groups: Any = None
         self.grad_norm: Any = None
         self.started = time.perf_counter()
         self.removed = False
@@ -55,9 +55,8 @@ class Hooks:
         self.patches.wrap(trainer, "_get_per_token_logps_and_entropies", self._score)
         self.patches.wrap(trainer, "_compute_loss", self._loss)
         self.patches.wrap(trainer.accelerator, "clip_grad_norm_", self._clip)
-        kind = str(getattr(trainer.accelerator.distributed_type, "value", "NO"))
-        if self.with_gradients and kind in SHARDED:
-            self.guard.turn_off("gradients", f"under {kind} a rank holds shards, so only the total norm is recorded")
+        if trainer.use_vllm and hasattr(trainer.vllm_generation, "generate"):
+            self.patches.wrap(trainer.vllm_generation, "generate", self._engine)
 
     def remove(self) -> None:
         """Restore the trainer's methods; a wrap that somebody wrapped over stays and only passes through."""
@@ -73,41 +72,47 @@ class Hooks:
 
     def _generate(self, original: Method) -> Method:
         def generate(*args: Any, **kwargs: Any) -> Any:
-            self.seen = None
-            out = original(*args, **kwargs)
-            if self.training and self.guard.on("rollout"):
-                with self.guard.column("rollout"):
-                    self._keep(out)
+            self.seen = Seen() if self.training and self.guard.on("rollout") else None
+            try:
+                out = original(*args, **kwargs)
+                if self.seen is not None:
+                    with self.guard.column("rollout"):
+                        self._keep(out, self.seen)
+            finally:
+                self.seen = None
             return out
 
         return generate
 
-    def _keep(self, out: dict[str, Any]) -> None:
-        import torch
-
-        if self.seen is None:
-            raise RuntimeError("TRL did not call _calculate_rewards")
+    def _keep(self, out: dict[str, Any], seen: Seen) -> None:
         step = int(self.trainer.state.global_step)
         self.in_step = self.in_step + 1 if step == self.last_step else 0
         self.last_step = step
-        generation = read_generation(self.trainer, out, self.seen, self.count, f"{step:06d}.{self.in_step}")
-        if self.with_texts:
-            tokenizer = getattr(self.trainer, "_tokenizer", None) or self.trainer.processing_class
-            generation.per_row["prompt"] = tokenizer.batch_decode([p.tolist() for p in generation.prompt_ids])
-            generation.per_row["completion"] = tokenizer.batch_decode([c.tolist() for c in generation.completion_ids])
-        device = out["completion_ids"].device
-        tags = torch.tensor(row_tags(self.count, len(generation)), dtype=torch.int64, device=device)
-        used = {m.generation for m in self.micro}
-        self.generations = {n: g for n, g in self.generations.items() if n in used}
-        self.generations[self.count] = generation
-        out[TAG] = tags
+        label = f"{step:06d}.{self.in_step}"
+        generation = Generation(self.trainer, out, seen, self.count, label, self.guard, self.texts)
+        out[TAG] = row_tags(self.count, len(generation), out["completion_ids"].device)
+        self.generation = generation
         self.count += 1
+
+    def _engine(self, original: Method) -> Method:
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self.seen is not None and self.seen.engine_prompts is None:  # later turns only continue these prompts
+                with self.guard.column("engine_prompt_ids"):
+                    self.seen.engine_prompts = result[0]
+            return result
+
+        return generate
 
     def _rewards(self, original: Method) -> Method:
         def rewards(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+            if self.seen is not None:
+                with self.guard.column("rollout"):  # before a reward function can change the lists
+                    self.seen.lengths = [len(ids) for ids in completion_ids_list]
             result = original(inputs, prompts, completions, completion_ids_list)
-            with self.guard.column("rollout"):
-                self.seen = Seen([list(ids) for ids in completion_ids_list], copied(result))
+            if self.seen is not None:
+                with self.guard.column("rollout"):
+                    self.seen.rewards = Snapshot({"rewards": result})
             return result
 
         return rewards
@@ -115,10 +120,11 @@ class Hooks:
     def _score(self, original: Method) -> Method:
         def score(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if self.inside is not None and result[0].requires_grad:
-                with self.guard.column("loss_logprob"):
-                    self.inside.logps = result[0].detach().clone()
-                    self.inside.entropies = None if result[1] is None else result[1].detach().clone()
+            with self.guard.column("loss_logprob"):
+                if self.inside is not None and result[0].requires_grad:
+                    self.inside.append(Snapshot({"logps": result[0], "entropies": result[1]}))
+                elif self.seen is not None:
+                    self.seen.scored.append(result[0])
             return result
 
         return score
@@ -127,13 +133,16 @@ class Hooks:
         def loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not (self.training and TAG in inputs):
                 return original(model, inputs, *args, **kwargs)
-            self.inside = scores = _Scores()
+            forward: list[Snapshot] = []
+            self.inside = forward
             try:
                 result = original(model, inputs, *args, **kwargs)
             finally:
                 self.inside = None
             with self.guard.column("loss_logprob"):
-                self.micro.append(MicroBatch(inputs[TAG], scores.logps, scores.entropies, result.detach().clone()))
+                if self.generation is not None:
+                    said = Snapshot({"tags": inputs[TAG], "loss": result})
+                    self.micro.append(MicroBatch(self.generation, said, forward[-1] if forward else None))
             return result
 
         return loss
@@ -142,14 +151,12 @@ class Hooks:
         def clip(*args: Any, **kwargs: Any) -> Any:
             if self.removed:
                 return original(*args, **kwargs)
-            if self.with_gradients and self.recorder.rank == 0 and self.guard.on("gradients"):
+            if self.gradients is not None and self.recorder.rank == 0 and self.guard.on("gradients"):
                 with self.guard.column("gradients"):
-                    scaler = getattr(self.trainer.accelerator, "scaler", None)
-                    scale = scaler.get_scale() if scaler is not None else 1.0
-                    self.groups = gradient_groups(self.trainer.model.named_parameters(), scale)
+                    self.groups = self.gradients.take()
             norm = original(*args, **kwargs)
             with self.guard.column("steps.grad_norm"):
-                self.grad_norm = norm.detach().clone() if hasattr(norm, "detach") else norm
+                self.grad_norm = hold(norm)
             return norm
 
         return clip
@@ -158,16 +165,21 @@ class Hooks:
 
     def begin_step(self) -> None:
         """An optimizer step starts: forget what an unfinished one left."""
-        self.micro, self.groups, self.grad_norm = [], {}, None
+        self.micro, self.groups, self.grad_norm = [], None, None
         self.started = time.perf_counter()
 
     def end_step(self, number: int) -> None:
-        """The optimizer has stepped: turn what was gathered into the rows of step `number`."""
+        """The optimizer has stepped: hand what was gathered to the writer as step `number`."""
         step = self.recorder.begin(number)
         step.metrics(time_s=time.perf_counter() - self.started, weight_version=number - 1, grad_norm=self.grad_norm)
-        if self.groups:
+        if self.groups is not None:
             step.gradients(self.groups)
         if self.guard.on("rollout"):
-            with self.guard.column("rollout"):
-                fill_step(step, self.micro, self.generations)
-        self.micro = []
+            step.later(partial(self._fill, self.micro))
+            step.tokens = sum(g.tokens for g in {m.generation for m in self.micro})
+        step.ended = True
+        self.micro, self.groups, self.grad_norm = [], None, None
+
+    def _fill(self, micro: list[MicroBatch], step: Any) -> None:
+        with self.guard.column("rollout"):
+            fill_step(step, micro, self.averaged)

@@ -1,105 +1,91 @@
-"""From the micro-batches of one optimizer step, permuted by TRL, back to rollouts with everything said of them."""
+"""From the micro-batches of one optimizer step, permuted by TRL, back to rollouts with everything said of them.
+
+All of it runs on the writer's thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from timscope.loggers.arrays import Array, copied
+from timscope.loggers.arrays import Array
 from timscope.loggers.bundle import Step
-from timscope.loggers.trl_rollout import Generation, untag
+from timscope.loggers.pinned import Snapshot
+from timscope.loggers.trl_rollout import Batch, Generation, untag
 
 
 @dataclass
 class MicroBatch:
-    """One `_compute_loss` call: tags (b,), log-probs and entropies (b, C) of the loss's forward, the scalar loss."""
+    """One `_compute_loss` call over rows of one generation. `said`: their tags (b,) and the scalar loss; `forward`:
+    log-probs and entropies (b, C) of the loss's forward, None where it was not seen."""
 
-    tags: Any
-    logps: Any
-    entropies: Any
-    loss: Any
-
-    @property
-    def generation(self) -> int:
-        """The number of the generation that the rows belong to (a micro-batch never mixes two)."""
-        number, _row = untag(int(self.tags.reshape(-1)[0]))
-        return number
+    generation: Generation
+    said: Snapshot
+    forward: Snapshot | None
 
 
-def fill_step(step: Step, micro: Sequence[MicroBatch], generations: Mapping[int, Generation]) -> None:
-    """Put the rows that the step's losses used into `step`, and the step's loss (the sum over micro-batches).
+def fill_step(step: Step, micro: Sequence[MicroBatch], averaged: bool) -> None:
+    """Put the rows that the step's losses used into `step`, and the step's loss: the sum over micro-batches, or their
+    mean where the trainer scales the loss only afterwards (`averaged`).
 
     Rows keep their number in the generation batch, so a step that used a part of it has gaps. Where one optimizer step
     runs over a row twice (several iterations inside one accumulation) the first pass is kept.
     """
     if not micro:
         return
-    step.metrics(loss=float(np.sum([float(copied(m.loss)) for m in micro])))
-    order = list(dict.fromkeys(m.generation for m in micro))
-    offset = {number: k for k, number in enumerate(order)}
-    first: dict[int, tuple[int, int]] = {}
-    tags = [[int(t) for t in copied(m.tags).reshape(-1)] for m in micro]
-    for index, batch in enumerate(tags):
-        for place, tag in enumerate(batch):
-            first.setdefault(tag, (index, place))
-    blocks = [(_block(m.logps), _block(m.entropies)) for m in micro]
-    for number in order:
-        generation = generations[number]
-        used = sorted(tag for tag in first if untag(tag)[0] == number)
-        _fill_generation(
-            step,
-            generation,
-            [untag(t)[1] for t in used],
-            [first[t] for t in used],
-            blocks,
-            generation.base * len(order) + offset[number] * len(generation),
-        )
+    losses = [float(m.said.result()["loss"]) for m in micro]
+    step.metrics(loss=float(np.mean(losses) if averaged else np.sum(losses)))
+    generations = list(dict.fromkeys(m.generation for m in micro))
+    for place, generation in enumerate(generations):
+        mine = [(index, m) for index, m in enumerate(micro) if m.generation is generation]
+        # Numbers are unique over ranks: each rank has a range of its own, with room for all generations of the step.
+        base = generation.base * len(generations) + place * len(generation)
+        _fill_generation(step, generation, mine, base)
 
 
-def _block(values: Any) -> Array | None:
-    return None if values is None else copied(values)
-
-
-def _fill_generation(
-    step: Step,
-    generation: Generation,
-    rows: Sequence[int],
-    places: Sequence[tuple[int, int]],
-    blocks: Sequence[tuple[Array | None, Array | None]],
-    base: int,
-) -> None:
-    columns = {name: [c[r] for r in rows] for name, c in generation.columns.items() if name != "attended"}
+def _fill_generation(step: Step, generation: Generation, mine: list[tuple[int, MicroBatch]], base: int) -> None:
+    tags = np.concatenate([m.said.result()["tags"].reshape(-1) for _, m in mine])
+    index = np.concatenate([np.full(m.said.result()["tags"].size, i) for i, m in mine])
+    numbers, every = untag(tags)
+    if np.any(numbers != generation.number):
+        raise ValueError("a loss used rows of another generation than the last: the rows cannot be told apart")
+    rows, first = np.unique(every, return_index=True)
+    batch = generation.batch
+    tokens = {name: block[rows] for name, block in batch.tokens.items()}
+    per_row = {name: [values[r] for r in rows] for name, values in batch.rows.items()}
     said = step.rollout(
-        prompt_ids=[generation.prompt_ids[r] for r in rows],
-        completion_ids=[generation.completion_ids[r] for r in rows],
-        sequence=[base + r for r in rows],
-        rollout_logprob=columns.pop("rollout_logprob", None),
+        prompt_ids=batch.prompt_ids[rows],
+        prompt_mask=batch.prompt_mask[rows],
+        completion_ids=batch.completion_ids[rows],
+        completion_mask=batch.real[rows],
+        sequence=base + rows,
+        rollout_logprob=tokens.pop("rollout_logprob", None),
         weight_version=generation.weight_version,
     )
-    loss, entropy = (_from_loss(generation, rows, places, [b[k] for b in blocks]) for k in (0, 1))
-    per_row = {name: [values[r] for r in rows] for name, values in generation.per_row.items()}
-    reward = per_row.pop("reward")
     advantage = per_row.pop("advantage", None)
-    if advantage is None:
-        advantage = columns.pop("advantage", None)
-    columns["mask"] = [row.astype(bool) for row in columns["mask"]]
-    micro_batch = [place[0] for place in places]
-    step.trainer(rows=said, loss_logprob=loss, entropy=entropy, micro_batch=micro_batch, **columns, **per_row)
-    rewards = {name: [values[r] for r in rows] for name, values in generation.rewards.items()}
-    step.scores(rows=said, reward=reward, advantage=advantage, rewards=rewards)
+    step.scores(
+        rows=said,
+        reward=per_row.pop("reward"),
+        advantage=tokens.pop("advantage", None) if advantage is None else advantage,
+        rewards={name: [values[r] for r in rows] for name, values in batch.rewards.items()},
+    )
+    forward = {
+        column: _from_loss(batch, rows, first, mine, name)
+        for column, name in (("loss_logprob", "logps"), ("entropy", "entropies"))
+    }
+    step.trainer(rows=said, micro_batch=index[first], **forward, **tokens, **per_row)
 
 
-def _from_loss(
-    generation: Generation, rows: Sequence[int], places: Sequence[tuple[int, int]], blocks: Sequence[Array | None]
-) -> list[Array] | None:
-    """The loss's values of `rows`, cut to their length; NaN where the forward did not attend to the token."""
+def _from_loss(batch: Batch, rows: Array, first: Array, mine: list[tuple[int, MicroBatch]], name: str) -> Array | None:
+    """The loss's values of `rows` (n, C), masked where its forward did not attend to the token."""
+    blocks: list[Any] = [None if m.forward is None else m.forward.result().get(name) for _, m in mine]
     if any(block is None for block in blocks):
         return None
-    result = []
-    for row, (index, place) in zip(rows, places, strict=True):
-        values = np.asarray(blocks[index])[place, : len(generation.completion_ids[row])]
-        result.append(np.where(generation.attended(row), values.astype(np.float64), np.nan))
-    return result
+    values = np.concatenate(blocks)[first]
+    attended = batch.attended[rows]
+    if values.shape[1] < attended.shape[1]:  # a batch cut to its longest row
+        values = np.pad(values, ((0, 0), (0, attended.shape[1] - values.shape[1])))
+    return np.ma.array(values[:, : attended.shape[1]], mask=~attended)

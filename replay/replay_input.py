@@ -24,6 +24,12 @@ class StepInput:
         """Response tokens to score."""
         return sum(map(len, self.completions))
 
+    def only(self, sequences: Sequence[int]) -> StepInput:
+        """The same step with these of its sequences."""
+        rows = [self.sequences.index(sequence) for sequence in sequences]
+        prompts, completions = ([of[i] for i in rows] for of in (self.prompts, self.completions))
+        return StepInput(self.step, list(sequences), prompts, completions)
+
 
 _REMEDY = "give the model that was trained"
 

@@ -34,6 +34,7 @@ from timscope.analysis.formulas.identity import UnitMean, unit_mean_test
 from timscope.analysis.formulas.perplexity import LogPerplexities, log_perplexities
 from timscope.analysis.formulas.selection import CLAMP, Pair, pair
 from timscope.analysis.formulas.shares import SequenceMoments, Shares, sequence_moments, variance_shares
+from timscope.analysis.formulas.sketch import SketchCosine, sketch_cosine, sketch_norm, sketch_vector
 from timscope.analysis.formulas.summary import TAUS, summarise, tau_name
 from timscope.analysis.formulas.weights import ess, mean_weight
 
@@ -44,6 +45,7 @@ __all__ = [
     "Pair",
     "SequenceMoments",
     "Shares",
+    "SketchCosine",
     "UnitMean",
     "chi2_sequence",
     "chi2_token",
@@ -65,6 +67,9 @@ __all__ = [
     "sequence_mean_abs",
     "sequence_moments",
     "share_beyond",
+    "sketch_cosine",
+    "sketch_norm",
+    "sketch_vector",
     "summarise",
     "tau_name",
     "unit_mean_test",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-from timscope.data import Run, open_run
+from timscope.data import open_run
 from timscope.loggers import NullRecorder, attach
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 import tiny_grpo  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
+from trl_jobs import fingerprint, rows, score, train  # noqa: E402
 
-from timscope.loggers.weights import weights_digest  # noqa: E402
+from timscope.data.digest import fingerprint as weights_fingerprint  # noqa: E402
+from timscope.loggers.weights import weight_items, weights_digest  # noqa: E402
 
 JOBS: dict[str, dict[str, Any]] = {
     "hf": {"vllm": False, "gradient_accumulation_steps": 2},
@@ -36,36 +36,6 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-class Versions(TrainerCallback):
-    """Keeps a copy of the weights of every version, to score against."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, dict[str, Any]] = {}
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.states[state.global_step] = {k: v.detach().clone() for k, v in model.state_dict().items()}
-
-
-def fingerprint(model: Any) -> str:
-    sha = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        sha.update(name.encode() + tensor.detach().numpy().tobytes())
-    return sha.hexdigest()
-
-
-def train(folder: Path, hook: bool, **job: Any) -> tuple[Any, Versions]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        trainer, versions = tiny_grpo.trainer(folder / "out", **job), Versions()
-        trainer.add_callback(versions)
-        if hook:
-            attach(trainer, folder / "run", model_source="tiny", strict=True)
-        trainer.train()
-        return trainer, versions
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture(scope="module", params=list(JOBS))
 def job(request: Any, tmp_path_factory: Any) -> Any:
     """A recorded job: (its options, trainer, weights by version, run)."""
@@ -73,22 +43,6 @@ def job(request: Any, tmp_path_factory: Any) -> Any:
     trainer, versions = train(folder, hook=True, **JOBS[request.param])
     with open_run(folder / "run") as run:
         yield JOBS[request.param], trainer, versions, run
-
-
-def score(state: dict[str, Any], ids: list[int], start: int, temperature: float) -> Any:
-    model = tiny_grpo.model()
-    model.load_state_dict(state)
-    with torch.no_grad():
-        logp = (model(torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
-    return logp[torch.arange(start - 1, len(ids) - 1), torch.tensor(ids[start:])].numpy()
-
-
-def rows(run: Run) -> Any:
-    """(sequence row, its tokens) of every recorded sequence."""
-    tokens = run.tokens()
-    for row in run.sequences().iter_rows(named=True):
-        mine = (pl.col("step") == row["step"]) & (pl.col("sequence") == row["sequence"])
-        yield row, tokens.filter(mine).sort("position")
 
 
 def test_final_weights_are_the_same_bits(job: Any, tmp_path: Path) -> None:
@@ -107,6 +61,11 @@ def test_all_steps_complete_and_weights_digested(job: Any) -> None:
     first.load_state_dict(versions.states[0])
     assert [(w.version, w.digest, w.source) for w in run.manifest.weights] == [(0, weights_digest(first), "tiny")]
     assert weights_digest(trainer.model) != weights_digest(first)
+    said = run.steps()["weight_digest"].to_list()
+    for number, digest in enumerate(said):
+        first.load_state_dict(versions.states[number])
+        assert digest == weights_fingerprint(weight_items(first)), "the version that the step trained"
+    assert len(set(said)) == 4 and run.steps()["resume"].to_list() == [0] * 4
     assert run.manifest.sampling.temperature == run.manifest.logprobs["old_logprob"].temperature == 0.9
     assert run.manifest.trainer.dtype == "float32" and run.manifest.framework.version
 
@@ -137,12 +96,14 @@ def test_rollout_columns_are_what_the_engine_said(job: Any) -> None:
     if not options["vllm"]:
         pytest.skip("no rollout engine")
     tokens = run.tokens()
-    gap = (tokens["old_logprob"] - tokens["rollout_logprob"]).abs()
+    gap = (tokens["old_logprob"] - tokens["rollout_logprob"]).abs().drop_nans()
     assert 1e-3 < float(gap.mean()) < 1.0, "a bfloat16 engine under a float32 trainer"
-    # The fake engine says None now and then; never 0.0 in its place.
-    assert 0 < tokens["rollout_logprob"].null_count() < len(tokens) / 4
-    assert tokens.filter(pl.col("rollout_logprob").is_null() & (pl.col("token_id") % 5 != 0)).is_empty()
-    assert tokens["rollout_is_weight"].null_count() == 0
+    # TRL hands on a NaN of the engine as None; it comes back as the NaN that it was, never as 0.0 or NULL.
+    assert 0 < tokens["rollout_logprob"].is_nan().sum() < len(tokens) / 4
+    assert tokens.filter(pl.col("rollout_logprob").is_nan() & (pl.col("token_id") % 5 != 0)).is_empty()
+    assert tokens["rollout_logprob"].null_count() == tokens["rollout_is_weight"].null_count() == 0
+    sequences = run.sequences()
+    assert sequences["engine_prompt_ids"].to_list() == sequences["prompt_ids"].to_list()
 
 
 def test_agrees_with_what_trl_logged(job: Any) -> None:
@@ -157,11 +118,15 @@ def test_agrees_with_what_trl_logged(job: Any) -> None:
     total = run.gradients().filter(pl.col("parameter_group") == "total")
     assert total["norm"].to_list() == pytest.approx([e["grad_norm"] for e in logged], rel=1e-5)
     assert max(total["norm"]) > 1.0, "or clipping was never tested"
+    plan, sketches = run.manifest.sketch, total["sketch"].to_list()
+    assert plan is not None and [len(s) for s in sketches] == [plan.buckets] * 4
+    for sketch, entry in zip(sketches, logged, strict=True):  # a sketch keeps the norm, up to its own noise
+        assert np.linalg.norm(sketch) == pytest.approx(entry["grad_norm"], rel=0.25)
     # One generation a step: TRL's own mismatch metrics come out of the recorded tokens.
     if options["vllm"] and options.get("num_iterations", 1) == 1:
         ours = run.sql(
             "SELECT avg(abs(old_logprob - rollout_logprob)) AS mean, max(abs(old_logprob - rollout_logprob)) AS max "
-            "FROM tokens WHERE mask GROUP BY step ORDER BY step"
+            "FROM tokens WHERE mask AND isfinite(rollout_logprob) GROUP BY step ORDER BY step"
         )
         for name in ("mean", "max"):
             theirs = [e[f"sampling/sampling_logp_difference/{name}"] for e in logged]
@@ -274,8 +239,8 @@ def test_a_broken_hook_leaves_training_alone(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("made to fail")
 
-    monkeypatch.setattr("timscope.loggers.trl_hooks.read_generation", broken)
-    monkeypatch.setattr("timscope.loggers.trl_hooks.gradient_groups", broken)
+    monkeypatch.setattr("timscope.loggers.trl_hooks.Generation", broken)
+    monkeypatch.setattr("timscope.loggers.trl_gradients.gradient_groups", broken)
     torch.use_deterministic_algorithms(True)
     try:
         trainer = tiny_grpo.trainer(tmp_path / "out", vllm=True, max_steps=2)

@@ -1,4 +1,4 @@
-"""A GRPO job small enough for a test: a random two-layer Qwen2, a tokenizer of single characters, CPU only.
+"""A GRPO or RLOO job small enough for a test: a random two-layer Qwen2, a tokenizer of single characters, CPU only.
 
 `FakeVllm` stands where TRL keeps its vLLM engine and samples from a bfloat16 copy of the policy, so that TRL's real
 importance-sampling path runs without vLLM.
@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 CHARACTERS = list("0123456789+-= abcdefghijklmnopqrstuvwxyz")
 SPECIAL = ["<pad>", "<eos>"]
@@ -56,7 +56,7 @@ def picky(completions: list[str], **_: Any) -> list[float | None]:
 class FakeVllm:
     """TRL's engine seam: `sync_weights` and `generate` over a bfloat16 copy, now and then with no log-prob (None)."""
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.engine: Any = None
         self.random = torch.Generator().manual_seed(7)
@@ -89,8 +89,18 @@ class FakeVllm:
 
 
 def trainer(
-    out: Path, *, vllm: bool, policy: Any = None, evaluate: bool = False, rewards: Any = (digits, picky), **options: Any
-) -> GRPOTrainer:
+    out: Path,
+    *,
+    vllm: bool,
+    policy: Any = None,
+    evaluate: bool = False,
+    rewards: Any = (digits, picky),
+    rloo: bool = False,
+    extra: dict[str, Any] | None = None,
+    prompts: Any = ("1+1=", "23+4=", "abc", "q = 7", "0-5", "go", "8", "x+y"),
+    **options: Any,
+) -> Any:
+    """A GRPOTrainer or RLOOTrainer over a few short prompts. `options` go to its config, `extra` to its constructor."""
     settings: dict[str, Any] = dict(
         output_dir=str(out),
         use_cpu=True,
@@ -109,14 +119,14 @@ def trainer(
         dataloader_pin_memory=False,
     )
     settings.update(options)
-    names = ["1+1=", "23+4=", "abc", "q = 7", "0-5", "go", "8", "x+y"]
-    made = GRPOTrainer(
+    made = (RLOOTrainer if rloo else GRPOTrainer)(
         model=policy or model(),
         reward_funcs=list(rewards),
-        args=GRPOConfig(**settings),
+        args=(RLOOConfig if rloo else GRPOConfig)(**settings),
         processing_class=tokenizer(),
-        train_dataset=Dataset.from_dict({"prompt": names}),
-        eval_dataset=Dataset.from_dict({"prompt": names[:2]}) if evaluate else None,
+        train_dataset=Dataset.from_dict({"prompt": list(prompts)}),
+        eval_dataset=Dataset.from_dict({"prompt": list(prompts[:2])}) if evaluate else None,
+        **(extra or {}),
     )
     if vllm:
         made.use_vllm, made._last_loaded_step, made.vllm_generation = True, -1, FakeVllm(made)
