@@ -16,6 +16,13 @@ BLOCK = 4096
 
 
 @triton.jit
+def _tempered(x, temperature):
+    """A division, as trainers have it, and because a product could be fused with what follows, in one kernel but not
+    in another."""
+    return tl.div_rn(x.to(tl.float32), temperature)
+
+
+@triton.jit
 def _fold(x, top, mass, moment):
     """One block x into the running maximum, sum of exp(x - top) and sum of exp(x - top) (x - top)."""
     new = tl.maximum(top, tl.max(x, 0))
@@ -28,14 +35,14 @@ def _fold(x, top, mass, moment):
 
 
 @triton.jit
-def _score_kernel(logits, tokens, logprob, entropy, scale, vocabulary, stride, BLOCK: tl.constexpr):
+def _score_kernel(logits, tokens, logprob, entropy, temperature, vocabulary, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     top, mass, moment = float("-inf"), 0.0, 0.0
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")).to(tl.float32) * scale
+        x = _tempered(tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")), temperature)
         top, mass, moment = _fold(x, top, mass, moment)
-    own = tl.load(logits + row * stride + tl.load(tokens + row).to(tl.int64)).to(tl.float32) * scale
+    own = _tempered(tl.load(logits + row * stride + tl.load(tokens + row).to(tl.int64)), temperature)
     log_mass = tl.log(mass)
     tl.store(logprob + row, (own - top) - log_mass)
     tl.store(entropy + row, log_mass - moment / mass)
@@ -47,18 +54,18 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> 
     logprob = torch.empty(rows, dtype=torch.float32, device=logits.device)
     entropy = torch.empty_like(logprob)
     _score_kernel[(rows,)](
-        logits, tokens, logprob, entropy, 1.0 / temperature, vocabulary, logits.stride(0), BLOCK, num_warps=8
+        logits, tokens, logprob, entropy, temperature, vocabulary, logits.stride(0), BLOCK, num_warps=8
     )
     return logprob, entropy
 
 
 @triton.jit
-def _kept(logits, row, stride, scale, floor, vocabulary, top, BLOCK: tl.constexpr):
+def _kept(logits, row, stride, temperature, floor, vocabulary, top, BLOCK: tl.constexpr):
     """Number and summed exp(x - top) of the logits that are at least `floor`."""
     count, mass = 0, 0.0
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")).to(tl.float32) * scale
+        x = _tempered(tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")), temperature)
         count += tl.sum((x >= floor).to(tl.int32), 0)
         mass += tl.sum(tl.where(x >= floor, tl.exp(x - top), 0.0), 0)
     return count, mass
@@ -66,13 +73,22 @@ def _kept(logits, row, stride, scale, floor, vocabulary, top, BLOCK: tl.constexp
 
 @triton.jit
 def _highest_floor(
-    logits, row, stride, scale, vocabulary, top, count_wanted, mass_wanted, BLOCK: tl.constexpr, HALVINGS: tl.constexpr
+    logits,
+    row,
+    stride,
+    temperature,
+    vocabulary,
+    top,
+    count_wanted,
+    mass_wanted,
+    BLOCK: tl.constexpr,
+    HALVINGS: tl.constexpr,
 ):
     """The highest value with as many logits at or above it, and as much mass in them, as wanted: a bisection."""
     low, high = top - 100.0, top + 0.0
     for _ in range(HALVINGS):
         middle = (low + high) * 0.5
-        count, mass = _kept(logits, row, stride, scale, middle, vocabulary, top, BLOCK)
+        count, mass = _kept(logits, row, stride, temperature, middle, vocabulary, top, BLOCK)
         enough = (count >= count_wanted) & (mass >= mass_wanted)
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
     return low
@@ -80,36 +96,36 @@ def _highest_floor(
 
 @triton.jit
 def _sample_kernel(
-    logits, scales, top_p, top_k, seeds, steps, token, logprob, kept_mass, vocabulary, stride,
+    logits, temperatures, top_p, top_k, seeds, steps, token, logprob, kept_mass, vocabulary, stride,
     BLOCK: tl.constexpr, TRUNCATE: tl.constexpr, HALVINGS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    scale = tl.load(scales + row)
-    greedy = scale <= 0.0
-    scale = tl.where(greedy, 1.0, scale)
+    temperature = tl.load(temperatures + row)
+    greedy = temperature <= 0.0
+    temperature = tl.where(greedy, 1.0, temperature)
     top, mass, moment = float("-inf"), 0.0, 0.0
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")).to(tl.float32) * scale
+        x = _tempered(tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")), temperature)
         top, mass, moment = _fold(x, top, mass, moment)
     floor, kept = float("-inf"), mass
     if TRUNCATE:
         # The order of vLLM and transformers: the k most likely tokens, then the share p of what is left.
         limit, share = tl.load(top_k + row), tl.load(top_p + row)
         if limit > 0:
-            floor = _highest_floor(logits, row, stride, scale, vocabulary, top, limit, -1.0, BLOCK, HALVINGS)
-            _, kept = _kept(logits, row, stride, scale, floor, vocabulary, top, BLOCK)
+            floor = _highest_floor(logits, row, stride, temperature, vocabulary, top, limit, -1.0, BLOCK, HALVINGS)
+            _, kept = _kept(logits, row, stride, temperature, floor, vocabulary, top, BLOCK)
         if share < 1.0:
             wanted = share * kept
             floor = tl.maximum(
-                floor, _highest_floor(logits, row, stride, scale, vocabulary, top, 0, wanted, BLOCK, HALVINGS)
+                floor, _highest_floor(logits, row, stride, temperature, vocabulary, top, 0, wanted, BLOCK, HALVINGS)
             )
-            _, kept = _kept(logits, row, stride, scale, floor, vocabulary, top, BLOCK)
+            _, kept = _kept(logits, row, stride, temperature, floor, vocabulary, top, BLOCK)
     seed, step = tl.load(seeds + row), tl.load(steps + row)
     best, chosen, own = float("-inf"), 0, 0.0
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")).to(tl.float32) * scale
+        x = _tempered(tl.load(logits + row * stride + columns, columns < vocabulary, other=float("-inf")), temperature)
         uniform = tl.rand(seed, step * vocabulary + columns)
         noise = tl.where(greedy, 0.0, -tl.log(-tl.log(tl.maximum(uniform, 1e-10))))
         score = tl.where(x >= floor, x + noise, float("-inf"))
@@ -125,11 +141,11 @@ def _sample_kernel(
 
 
 def sample(
-    logits: Tensor, scales: Tensor, top_p: Tensor, top_k: Tensor, seeds: Tensor, steps: Tensor, truncate: bool
+    logits: Tensor, temperatures: Tensor, top_p: Tensor, top_k: Tensor, seeds: Tensor, steps: Tensor, truncate: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one token a row of logits [N, V] by the Gumbel-max rule: (tokens int64, log-probs, kept mass), each [N].
 
-    `scales` [N]: 1 / temperature, 0 for greedy. `top_p` [N] (1: off), `top_k` [N] int32 (0: off), used only with
+    `temperatures` [N]: 0 for greedy. `top_p` [N] (1: off), `top_k` [N] int32 (0: off), used only with
     `truncate`. `seeds` [N] int64 by request, `steps` [N] int32: index in the response. The log-prob is that of the
     whole distribution at the temperature; log(kept mass) less is that of the truncated one.
     """
@@ -138,7 +154,7 @@ def sample(
     logprob = torch.empty(rows, dtype=torch.float32, device=logits.device)
     kept = torch.empty_like(logprob)
     _sample_kernel[(rows,)](
-        logits, scales, top_p, top_k, seeds, steps, token, logprob, kept, vocabulary, logits.stride(0),
+        logits, temperatures, top_p, top_k, seeds, steps, token, logprob, kept, vocabulary, logits.stride(0),
         BLOCK, truncate, 24, num_warps=8,
     )  # fmt: skip
     return token, logprob, kept

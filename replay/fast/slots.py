@@ -25,7 +25,7 @@ class Slots:
         self.device, self.count = device, count
         self.ids, self.seeds = zeros(count, dtype=torch.int64), zeros(count, dtype=torch.int64)
         self.positions, self.steps, self.limits, self.top_k = (zeros(count) for _ in range(4))
-        self.scales, self.top_p = zeros(count, dtype=torch.float32), zeros(count, dtype=torch.float32) + 1
+        self.temperatures, self.top_p = zeros(count, dtype=torch.float32), zeros(count, dtype=torch.float32) + 1
         self.stops = zeros(count, STOPS, dtype=torch.int64) - 1
         self.done = zeros(count, dtype=torch.bool) | True
         self.table = zeros(count, -(-tokens // PAGE))
@@ -48,7 +48,7 @@ class Slots:
             (self.limits, [s.max_tokens for s in asked]),
             (self.top_k, [s.top_k for s in asked]),
             (self.top_p, [s.top_p for s in asked]),
-            (self.scales, [1 / s.temperature if s.temperature else 0.0 for s in asked]),
+            (self.temperatures, [s.temperature for s in asked]),
             (self.stops, stops),
             (self.done, [False] * len(places)),
         ):
@@ -63,8 +63,8 @@ class Slots:
         rows = torch.where(done, 0, rows)
         batch = Batch(positions, self.starts[: size + 1], positions + 1, 1, rows, table)
         logits = model.logits(model.hidden(self.ids[:size], batch, cache))
-        scales, top_p, top_k, seeds = (x[:size] for x in (self.scales, self.top_p, self.top_k, self.seeds))
-        token, logprob, kept = sample(logits, scales, top_p, top_k, seeds, steps, truncate)
+        temperatures, top_p, top_k, seeds = (x[:size] for x in (self.temperatures, self.top_p, self.top_k, self.seeds))
+        token, logprob, kept = sample(logits, temperatures, top_p, top_k, seeds, steps, truncate)
         index = (self.slot[:size], steps.long())
         for buffer, value in ((self.out_ids, token.int()), (self.out_logprobs, logprob), (self.out_kept, kept)):
             buffer[index] = torch.where(done, buffer[index], value)

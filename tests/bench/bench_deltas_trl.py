@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     options = parser.parse_args()
     os.environ.update({k: v for k, v in bench_hook.ENVIRONMENT.items() if k not in os.environ})
-    bench_hook.share_engine()
+    bench_hook.share_engine(eager=True)
     for dtype in ("float32", "bfloat16"):
         for learning_rate in (1e-6, 1e-5):
             with tempfile.TemporaryDirectory() as work:

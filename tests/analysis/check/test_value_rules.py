@@ -72,7 +72,9 @@ def test_every_known_sentinel(tmp_path: Path, value: float):
     report = constant(sample(), value, rows).check(tmp_path)
     blocked(report, "placeholder")
     found = report.rule("placeholder").evidence["found"]
-    assert {entry["column"] for entry in found} == {R} and all(entry["value"] == pytest.approx(value) for entry in found)
+    assert {entry["column"] for entry in found} == {R} and all(
+        entry["value"] == pytest.approx(value) for entry in found
+    )
     # A constant is told from a value only where the other side disagrees, and never loses the rest of the run.
     assert report.context["mean_abs"] == pytest.approx(0.045, abs=0.005)
 

@@ -3,7 +3,6 @@ is installed."""
 
 from __future__ import annotations
 
-import importlib.machinery
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from marked import Sample, boom, check_tokens, never, padded, samples
+from stubs import stubbed
 
 from timscope.data import open_run
 from timscope.loggers.adapters import openrlhf
@@ -196,35 +196,17 @@ def test_errors_of_openrlhf_itself_pass_through(asked: Path, fresh: Session) -> 
         makers.RemoteExperienceMaker().make_experience_batch([])
 
 
-class _Stubs:
-    """Stands for the packages that OpenRLHF needs a GPU for, so that its driver's modules can be imported."""
-
-    names = ("flash_attn", "deepspeed", "vllm", "bitsandbytes")
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] in self.names:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        stub = ModuleType(spec.name)
-        stub.__getattr__ = lambda name: MagicMock()  # type: ignore[method-assign]
-        return stub
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
 @pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def real() -> Iterator[Any]:
+    """OpenRLHF's own modules."""
     pytest.importorskip("openrlhf")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _Stubs()])
-    from openrlhf.trainer import ppo_trainer
-    from openrlhf.trainer.ppo_utils import experience, experience_maker
+    with stubbed("flash_attn", "deepspeed", "vllm", "bitsandbytes"):
+        from openrlhf.trainer import ppo_trainer
+        from openrlhf.trainer.ppo_utils import experience, experience_maker
 
-    kept = ppo_trainer.BasePPOTrainer.train_step, experience_maker.RemoteExperienceMaker.make_experience_batch
-    yield SimpleNamespace(trainers=ppo_trainer, makers=experience_maker, Experience=experience.Experience)
-    ppo_trainer.BasePPOTrainer.train_step, experience_maker.RemoteExperienceMaker.make_experience_batch = kept
+        kept = ppo_trainer.BasePPOTrainer.train_step, experience_maker.RemoteExperienceMaker.make_experience_batch
+        yield SimpleNamespace(trainers=ppo_trainer, makers=experience_maker, Experience=experience.Experience)
+        ppo_trainer.BasePPOTrainer.train_step, experience_maker.RemoteExperienceMaker.make_experience_batch = kept
 
 
 @pytest.mark.slow

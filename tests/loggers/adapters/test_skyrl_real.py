@@ -7,40 +7,23 @@ inference engine replaced by functions.
 from __future__ import annotations
 
 import asyncio
-import importlib.machinery
 import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from marked import Sample, check_tokens, said, samples
+from stubs import stubbed
 
 from timscope.data import open_run
 from timscope.loggers.adapters import skyrl
 from timscope.loggers.adapters.session import Session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-class _Stubs:
-    """Stands for vLLM, which SkyRL's driver imports and does not use here."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] in ("vllm", "flash_attn"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        stub = ModuleType(spec.name)
-        stub.__getattr__ = lambda name: MagicMock()  # type: ignore[method-assign]
-        return stub
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 @pytest.fixture
@@ -50,11 +33,10 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from typing_extensions import TypedDict
 
     monkeypatch.setattr(typing, "TypedDict", TypedDict)  # SkyRL gives pydantic the other one, which 3.11 refuses
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _Stubs()])
-    trainers = pytest.importorskip("skyrl.train.trainer")
-    skyrl._callback_class.cache_clear()
-    yield trainers
-    skyrl._callback_class.cache_clear()
+    with stubbed("vllm", "flash_attn"):
+        skyrl._callback_class.cache_clear()
+        yield pytest.importorskip("skyrl.train.trainer")
+        skyrl._callback_class.cache_clear()
 
 
 class Workers:
