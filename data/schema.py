@@ -1,12 +1,10 @@
-"""The columns of a run: one Arrow schema a table, and how each column is encoded on disk.
+"""The columns of a run: one Arrow schema a table.
 
-Every part is written with the full schema, so a column that was never measured is there and NULL; readers never have to
-guess. NULL means "not measured". NaN and infinities are kept as they came, because they are findings.
+The reader gives every column of a table, NULL where a part does not have it. NULL means "not measured". NaN and
+infinities are kept as they came, because they are findings.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import pyarrow as pa
 
@@ -100,19 +98,3 @@ def replay_schema(engine: str) -> pa.Schema:
             (REPLAY_ENTROPIES[engine], pa.float32()),
         ]
     )
-
-
-def encoding(schema: pa.Schema) -> dict[str, Any]:
-    """Arguments for pyarrow.parquet.write_table: measured at 12.6 bytes a token on a real run's columns."""
-    floats = [f.name for f in schema if pa.types.is_floating(f.type)]
-    columns: dict[str, str] = {name: "BYTE_STREAM_SPLIT" for name in floats}
-    if "position" in schema.names:
-        columns["position"] = "DELTA_BINARY_PACKED"
-    dictionary = [f.name for f in schema if f.name not in columns and not pa.types.is_nested(f.type)]
-    return {
-        "compression": "zstd",
-        "compression_level": 1,
-        "column_encoding": columns,
-        "use_dictionary": dictionary,
-        "row_group_size": 122_880,
-    }
