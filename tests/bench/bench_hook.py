@@ -53,7 +53,7 @@ class Block:
     times: list[float] = field(default_factory=list)
     hook_ms: list[float] = field(default_factory=list)
     hook_cpu_ms: list[float] = field(default_factory=list)
-    by_column: dict[str, float] = field(default_factory=dict)
+    by_column: list[dict[str, float]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     attach_s: float = 0.0
     close_s: float = 0.0
@@ -206,6 +206,7 @@ def run_block(options: argparse.Namespace, hook: bool, folder: Path) -> Block:
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             set_seed(SEED)
             self.last, self.spent = time.perf_counter(), (watch.total, watch.cpu)
+            self.columns = dict(watch.by_column)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             now = time.perf_counter()
@@ -213,6 +214,8 @@ def run_block(options: argparse.Namespace, hook: bool, folder: Path) -> Block:
             block.hook_ms.append(1e3 * (watch.total - self.spent[0]))
             block.hook_cpu_ms.append(1e3 * (watch.cpu - self.spent[1]))
             self.last, self.spent = now, (watch.total, watch.cpu)
+            before, self.columns = self.columns, dict(watch.by_column)
+            block.by_column.append({k: 1e3 * (v - before.get(k, 0.0)) for k, v in self.columns.items()})
 
     with watch.installed():
         recorder = None
@@ -227,8 +230,7 @@ def run_block(options: argparse.Namespace, hook: bool, folder: Path) -> Block:
             _time_writer(recorder, block)
         trainer.add_callback(Clock())  # after the hook's, so that its own end of step is inside
         trainer.train()
-    block.by_column = {name: 1e3 * spent / options.steps for name, spent in watch.by_column.items()}
-    block.close_s = block.by_column.pop("close", 0.0) * options.steps / 1e3
+    block.close_s = watch.by_column.get("close", 0.0)
     sha = hashlib.sha256()
     for name, tensor in sorted(trainer.model.state_dict().items()):
         sha.update(name.encode() + tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
@@ -287,6 +289,13 @@ def by_step(on: list[Block], off: list[Block]) -> dict[str, float]:
     return {"percent": float(np.median(relative)), "low": float(low), "high": float(high), "steps": len(relative)}
 
 
+def by_column(on: list[Block]) -> dict[str, float]:
+    """Median milliseconds a step in each column's hook, the largest first."""
+    steps = [step for block in on for step in block.by_column[SKIPPED:]]
+    medians = {k: round(statistics.median(s.get(k, 0.0) for s in steps), 3) for k in steps[-1]}
+    return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+
 def summary(blocks: list[Block]) -> dict[str, Any]:
     """All figures, from blocks in the order off-on, on-off, off-on, ..."""
     on, off = ([b for b in blocks if b.hook is arm] for arm in (True, False))
@@ -302,7 +311,7 @@ def summary(blocks: list[Block]) -> dict[str, Any]:
         "main_thread_ms": {"median": statistics.median(hook), "max": max(hook)},
         "main_thread_cpu_ms": {"median": statistics.median(cpu), "max": max(cpu)},
         "main_thread_percent": 100 * statistics.median(hook) / 1e3 / step_off,
-        "main_thread_by_column_ms": {k: round(v, 3) for k, v in sorted(on[-1].by_column.items(), key=lambda i: -i[1])},
+        "main_thread_by_column_ms": by_column(on),
         "writer_thread_cpu_ms_a_step": on[-1].writer_cpu_ms,
         "attach_s": statistics.median(b.attach_s for b in on),
         "close_s": statistics.median(b.close_s for b in on),
@@ -358,6 +367,8 @@ def main() -> int:
         print(f"block {number} {what:7s} median step {statistics.median(block.times[SKIPPED:]):.4f} s", flush=True)
         if number:
             blocks.append(block)
+        if options.out:  # a run that is cut off has its finished blocks
+            options.out.write_text(json.dumps([asdict(b) for b in blocks]))
     found = summary(blocks)
     print(json.dumps(found, indent=2))
     if options.out:
