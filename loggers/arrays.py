@@ -85,6 +85,8 @@ def id_rows(values: Any, mask: Any = None) -> tuple[Array, Array, Array | None]:
 def _ids(array: Array) -> Array:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"token ids must be integers, not {array.dtype}")
+    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise ValueError("token ids beyond 32 bits")
     return array.astype(np.int32)
 
 

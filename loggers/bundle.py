@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from timscope.loggers.arrays import Array, count_rows
+from timscope.loggers.fitting import fitted
 from timscope.loggers.guard import Guard
 from timscope.loggers.pinned import hold, pending, resolve
 from timscope.loggers.rows import Rows
@@ -50,6 +51,7 @@ class Step:
         self._gradients: list[Any] = []
         self.tokens = 0  # as far as they are known before the work is done
         self.ended = False  # the optimizer has stepped: only metrics may still come
+        self.failed = False  # its block raised: nothing more will come
 
     def rollout(
         self,
@@ -77,7 +79,7 @@ class Step:
                 if isinstance(completion_ids, (list, tuple)):
                     self.tokens += sum(map(len, completion_ids))
                 ids = [self._hold(v) for v in (prompt_ids, prompt_mask, completion_ids, completion_mask, sequence)]
-                held = {name: self._hold(values) for name, values in columns.items()}
+                held = self._each(columns, self._hold)
                 self._named += count
                 added = range(start, self._named)
                 self._say(lambda: self._add(ids, added, held), [*ids, *held.values()])
@@ -99,7 +101,10 @@ class Step:
         `reward` (B,); `advantage` (B,) or, where it varies inside a sequence, a token column; `rewards`: by reward
         function, each (B,), stored as `reward/<function>`.
         """
-        self._take(rows, {**columns, **{f"reward/{name}": values for name, values in (rewards or {}).items()}})
+        with self._guard.column("rewards"):
+            named = {} if rewards is None or not self._guard.on("rewards") else dict(rewards)
+            columns |= {f"reward/{name}": values for name, values in named.items()}
+        self._take(rows, columns)
 
     def gradients(self, groups: Any) -> None:
         """Gradients before clipping, by parameter group: an L2 norm, or a mapping with `norm`, `max_abs`,
@@ -116,7 +121,10 @@ class Step:
         Rank 0 only; other ranks' calls are ignored."""
         if self._rank:
             return
-        for name, value in {**(values or {}), **named}.items():
+        said: dict[str, Any] = {}
+        with self._guard.column("metrics"):
+            said = {} if values is None else dict(values)
+        for name, value in {**said, **named}.items():
             if not self._guard.on(f"steps.{name}") or isinstance(value, str):
                 continue
             with self._guard.column(f"steps.{name}"):
@@ -126,18 +134,33 @@ class Step:
     def later(self, fill: Callable[[Step], None]) -> None:
         """Run `fill(step)` on the writer's thread when the step is written: for work too dear for the training loop.
         What it holds on to must not change any more."""
-        self._later.append(lambda: fill(self))
+
+        def guarded() -> None:
+            if self._guard.on("later"):
+                with self._guard.column("later"):
+                    fill(self)
+
+        self._later.append(guarded)
 
     def _take(self, rows: Any, columns: Mapping[str, Any]) -> None:
         if not self._guard.on("rollout") or not self._guard.on("rows"):
             return
         with self._guard.column("rows"):
-            which, held = self._hold(rows), {name: self._hold(values) for name, values in columns.items()}
+            which, held = self._hold(rows), self._each(columns, self._hold)
             self._say(lambda: self._fill(which, held), [which, *held.values()])
 
     def _hold(self, values: Any) -> Any:
         # What a job of `later` says is used at once: nobody can change it before.
         return values if self._writing else hold(values)
+
+    def _each(self, columns: Mapping[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
+        """`work` on each column by itself: one that cannot be copied or fetched turns itself off."""
+        done: dict[str, Any] = {}
+        for name, values in columns.items():
+            if self._guard.on(name):
+                with self._guard.column(name):
+                    done[name] = work(values)
+        return done
 
     def _say(self, work: Callable[[], None], held: list[Any]) -> None:
         if self._writing or (self._guard.strict and not self._later and not any(map(pending, held))):
@@ -149,14 +172,13 @@ class Step:
         if self._guard.on("rollout"):
             with self._guard.column("rollout"):
                 self._rows.add(*(resolve(v) for v in ids))
-                said = {name: resolve(values) for name, values in columns.items()}
-                self._rows.take(np.arange(added.start, added.stop), said)
+                self._rows.take(np.arange(added.start, added.stop), self._each(columns, resolve))
 
     def _fill(self, rows: Any, columns: Mapping[str, Any]) -> None:
         if self._guard.on("rollout") and self._guard.on("rows"):
             with self._guard.column("rows"):
                 chosen: Array = self._rows.choose(resolve(rows))
-                self._rows.take(chosen, {name: resolve(values) for name, values in columns.items()})
+                self._rows.take(chosen, self._each(columns, resolve))
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The step's columns by table, for the writer; a table without rows is empty."""
@@ -164,11 +186,15 @@ class Step:
         for work in self._later:
             work()
         self._later.clear()
-        tables = {"tokens": self._rows.token_table(), "sequences": self._rows.sequence_table()}
+        sequences = fitted("sequences", self._rows.sequence_table(), self._guard)
+        tables = {"tokens": self._rows.token_table(), "sequences": sequences}
         if self._rank == 0:
-            tables["gradients"] = gradient_table(self._gradients, self._guard)
+            tables["gradients"] = fitted(
+                "gradients", gradient_table(self._gradients, self._guard), self._guard, "gradients."
+            )
             row = metric_row(self._metrics, self._guard)
             version = row.get("weight_version")
-            digest = self._digest_of(int(version)) if self._digest_of and version is not None else None
-            tables["steps"] = {k: [v] for k, v in {**row, "weight_digest": digest, "resume": self._resume}.items()}
+            digest = self._digest_of(version) if self._digest_of and version is not None else None
+            listed = {k: [v] for k, v in {**row, "weight_digest": digest, "resume": self._resume}.items()}
+            tables["steps"] = fitted("steps", listed, self._guard, "steps.")
         return tables

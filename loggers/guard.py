@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 logger = logging.getLogger("timscope")
+T = TypeVar("T")
 
 
 class Guard:
@@ -35,10 +37,21 @@ class Guard:
                 raise
             self.turn_off(name, f"{type(error).__name__}: {error}")
 
+    def option(self, name: str, value: T, fits: bool, default: T) -> T:
+        """`value`, or `default` where it makes no sense: a slip in an option must not cost the run."""
+        if fits:
+            return value
+        message = f"{name}={value!r} makes no sense, {default!r} is used"
+        if self.strict:
+            raise ValueError(message)
+        self.turn_off(name, message)
+        return default
+
     def turn_off(self, name: str, reason: str) -> None:
         """Stop recording `name`; says so once."""
         if name in self.off:
             return
+        reason = " ".join(reason.split())  # one line, whatever the error's text is
         self.off[name] = reason
         message = f"column {name!r} is off: {reason}"
         logger.warning("timscope recorder: %s (training goes on)", message)

@@ -23,11 +23,10 @@ from typing import Any, Literal
 from timscope.data import Manifest, RunWriter
 from timscope.data.manifest import WeightVersion
 from timscope.loggers.bundle import Step
+from timscope.loggers.fitting import whole_number
 from timscope.loggers.guard import Guard
+from timscope.loggers.manifest_fields import manifest_fields
 from timscope.loggers.shutdown import unwatch, watch
-
-# Manifest fields that may be given as a bare name.
-_NAMED = ("framework", "model", "tokenizer", "rollout", "trainer", "algorithm")
 
 
 class Recorder:
@@ -64,14 +63,20 @@ class Recorder:
         self._open: dict[int, Step] = {}
         self._early: list[str] = []
         self._writer: RunWriter | None = None
+        overflow = self.guard.option("overflow", overflow, overflow in ("block", "drop"), "block")
+        fits = isinstance(queue_size, int) and queue_size > 0
+        queue_size = self.guard.option("queue_size", queue_size, fits, 64)  # no places at all: it would wait for ever
         with self.guard.column("run"):
-            named = {k: {"name": v} if k in _NAMED and isinstance(v, str) else v for k, v in fields.items()}
             from timscope import __version__
 
-            manifest = Manifest.model_validate({"timscope_version": __version__, **named})
+            known = manifest_fields({"timscope_version": __version__, **fields}, self.guard)
             assert path is not None
             place: dict[str, Any] = {"rank": rank, "world_size": world_size}
-            self._writer = RunWriter(path, manifest, queue_size=queue_size, overflow=overflow, strict=strict, **place)
+            self._writer = RunWriter(
+                path, Manifest(**known), queue_size=queue_size, overflow=overflow, strict=strict, **place
+            )
+            for message in self._early:
+                self._writer.report(message, log=False)
             atexit.register(self.close)
             if sigterm:
                 watch(self)
@@ -96,24 +101,47 @@ class Recorder:
         return list(self._writer.errors) if self._writer else [*self._early]
 
     def begin(self, number: int) -> Step:
-        """Step `number`, open: the same object until `complete`. Steps may overlap."""
-        if number not in self._open:
+        """Step `number` (from 0; a numpy or tensor scalar will do), open: the same object until `complete`. Steps may
+        overlap. What is said of a step whose number is none is not recorded."""
+        known = self._number(number)
+        if known is None:
+            return Step(-1, self.guard, self.rank, self.world_size)
+        if known not in self._open or self._open[known].failed:
             resume = self._writer.resumes if self._writer else 0
             place = {"rank": self.rank, "world_size": self.world_size}
-            self._open[number] = Step(number, self.guard, **place, resume=resume, digest_of=self.digests.get)
-        return self._open[number]
+            self._open[known] = Step(known, self.guard, **place, resume=resume, digest_of=self.digests.get)
+        return self._open[known]
+
+    def _number(self, number: Any) -> int | None:
+        """The step number as the run's files have it, or None; the first bad one is kept with the run."""
+        try:
+            known = whole_number(number)
+            if not 0 <= known < 2**31:
+                raise ValueError(f"{known} is no step: steps count from 0")
+        except Exception as error:
+            if self.guard.strict:
+                raise
+            self.guard.turn_off("step number", f"{type(error).__name__}: {error}; such steps are not recorded")
+            return None
+        return known
 
     @contextmanager
     def step(self, number: int) -> Iterator[Step]:
-        """Step `number` for the block; completed at its end, left incomplete if the block raises."""
+        """Step `number` for the block; completed at its end, left incomplete if the block raises. Beginning it again
+        forgets what the failed attempt said."""
         bundle = self.begin(number)
-        yield bundle
+        try:
+            yield bundle
+        except BaseException:
+            bundle.failed = True
+            raise
         self.complete(number)
 
     def complete(self, number: int) -> None:
         """Write what step `number` holds and mark it finished. Does nothing for a step that was never begun."""
-        if number in self._open:
-            self._flush(self._open.pop(number), finished=True)
+        known = self._number(number)
+        if known in self._open:
+            self._flush(self._open.pop(known), finished=True)
 
     def _flush(self, bundle: Step, finished: bool) -> None:
         if self._writer is None:
@@ -127,12 +155,13 @@ class Recorder:
         """Replace top-level manifest fields (rank 0 writes)."""
         if self._writer is not None:
             with self.guard.column("manifest"):
-                self._writer.update_manifest(**fields)
+                self._writer.update_manifest(**manifest_fields(fields, self.guard))
 
     def add_weights(self, version: int, digest: str | None = None, source: str | None = None) -> None:
         """Say which weights a version is: `digest` from `timscope.data.digest`, `source` where to get them."""
-        kept = [w for w in self.manifest.weights if w.version != version]
-        self.update_manifest(weights=[*kept, WeightVersion(version=version, digest=digest, source=source)])
+        with self.guard.column("manifest.weights"):
+            said = WeightVersion(version=whole_number(version), digest=digest, source=source)
+            self.update_manifest(weights=[*(w for w in self.manifest.weights if w.version != said.version), said])
 
     def weights(self, version: int, model: Any) -> None:
         """`model` (a torch module, whole) holds weights `version` now: keep what the policy `snapshots` says. Call it

@@ -101,8 +101,11 @@ class Rows:
             "sequence": np.repeat(np.array(self._sequence, np.int64), self._lengths),
             "position": within + np.repeat(self._prompt_lengths, self._lengths),
             "token_id": np.concatenate(self._ids),
-            "mask": np.ones(total, bool),  # without a mask every response token is in the loss
         }
+        if self._guard.on(
+            "mask"
+        ):  # without a mask every response token is in the loss; of one that is off nothing is known
+            table["mask"] = np.ones(total, bool)
         for name, said in self._said.items():
             table[name] = _typed(name, self._spread(said, starts, total))
         return table

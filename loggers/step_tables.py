@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from timscope.loggers.fitting import whole_number
 from timscope.loggers.guard import Guard
 from timscope.loggers.pinned import resolve
 
@@ -18,8 +19,9 @@ def metric_row(metrics: Mapping[str, Any], guard: Guard) -> dict[str, Any]:
         with guard.column(f"steps.{name}"):
             value = resolve(held)
             row[name] = None if value is None else float(value)
-    if row.get("weight_version") is not None:
-        row["weight_version"] = int(row["weight_version"])
+    if (version := row.pop("weight_version", None)) is not None:
+        with guard.column("steps.weight_version"):
+            row["weight_version"] = whole_number(version)
     return row
 
 
