@@ -28,10 +28,12 @@ def measure(options: argparse.Namespace, dtype: str, learning_rate: float, work:
     from timscope.data import open_run
     from timscope.loggers import attach
 
-    options.dtype = dtype
     set_seed(bench_hook.SEED)
-    trainer: Any = bench_hook.gpu_trainer(options, bench_hook.Block(True), work / "out")
-    trainer.args.learning_rate = learning_rate
+    trainer: Any = bench_hook.gpu_trainer(
+        argparse.Namespace(**{**vars(options), "dtype": dtype, "learning_rate": learning_rate}),
+        bench_hook.Block(True),
+        work / "out",
+    )
     trainer.args.lr_scheduler_type = "constant"
     attach(trainer, work / "run", snapshots=1000, strict=True)
     started = time.perf_counter()
@@ -72,11 +74,13 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--learning-rate", nargs="+", type=float, default=[1e-6, 1e-5])
     options = parser.parse_args()
     os.environ.update({k: v for k, v in bench_hook.ENVIRONMENT.items() if k not in os.environ})
     bench_hook.share_engine(eager=True)
-    for dtype in ("float32", "bfloat16"):
-        for learning_rate in (1e-6, 1e-5):
+    for dtype in options.dtype:
+        for learning_rate in options.learning_rate:
             with tempfile.TemporaryDirectory() as work:
                 print(measure(options, dtype, learning_rate, Path(work)), flush=True)
 

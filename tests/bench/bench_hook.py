@@ -139,7 +139,7 @@ def gpu_trainer(options: argparse.Namespace, block: Block, work: Path) -> Any:
         num_generations=options.group,
         max_completion_length=options.length,
         generation_kwargs={"ignore_eos": True},  # full length every time: the same work in every step
-        learning_rate=1e-6,
+        learning_rate=options.learning_rate,
         bf16=options.dtype == "mixed",
         model_init_kwargs={"dtype": "bfloat16" if options.dtype == "bfloat16" else "float32"},
         gradient_checkpointing=False,
@@ -319,6 +319,7 @@ def summary(blocks: list[Block]) -> dict[str, Any]:
         "sampling_deterministic": len({tuple(b.tokens) for b in off}) == 1,
         "same_tokens_on_and_off": len({tuple(b.tokens) for b in blocks}) == 1,
         "off_weights_equal": len({b.weights for b in off}) == 1,
+        "weights": {"on": [b.weights[:8] for b in on], "off": [b.weights[:8] for b in off]},
         "final_weights_equal_on_and_off": len({b.weights for b in blocks}) == 1,
         "problems": sorted({p for b in on for p in b.problems}),
     }
@@ -336,6 +337,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=256, help="tokens a completion")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "mixed"], default="bfloat16", help="of the trainer")
     parser.add_argument("--snapshots", default="digest", help="none, digest, or a number of versions")
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--no-gradients", dest="gradients", action="store_false")
     parser.add_argument("--no-deterministic", dest="deterministic", action="store_false")
     parser.add_argument("--eager", action="store_true", help="vLLM without compilation: starts sooner, runs slower")
