@@ -11,21 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
+from import_dumps import FORMATS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "importers"))
-
-LENGTH, PROMPT, VOCABULARY = 4000, 400, 150_000
 TEN_GB, LIMIT_MB = 10_000.0, 2_000.0
 
 CHILD = """
@@ -38,91 +32,6 @@ used = resource.getrusage(resource.RUSAGE_SELF)
 cpu = used.ru_utime + used.ru_stime
 print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mb": used.ru_maxrss / 1024, "tokens": done.tokens}))
 """
-
-
-def columns(rng: np.random.Generator) -> dict[str, Any]:
-    """One sample: ids, log-probs of both engines, mask."""
-    rollout = -rng.exponential(1.0, LENGTH).astype(np.float32)
-    return {
-        "ids": rng.integers(0, VOCABULARY, PROMPT + LENGTH),
-        "rollout": rollout,
-        "trainer": rollout + rng.normal(0, 0.01, LENGTH).astype(np.float32),
-        "advantage": float(rng.normal()),
-    }
-
-
-def nemo_rl(folder: Path, step: int, samples: int, rng: np.random.Generator) -> None:
-    """One train_data_step file."""
-    head = np.zeros(PROMPT, np.float32)
-    with (folder / f"train_data_step{step}.jsonl").open("wb") as out:
-        for index in range(samples):
-            c = columns(rng)
-            row = {
-                "rewards": [1.0], "input_lengths": [PROMPT + LENGTH], "token_ids": [c["ids"]],
-                "token_loss_mask": [np.repeat([0, 1], [PROMPT, LENGTH])], "sample_loss_mask": [1.0],
-                "advantages": [np.full(PROMPT + LENGTH, c["advantage"])],
-                "generation_logprobs": [np.concatenate([head, c["rollout"]])],
-                "prev_logprobs": [np.concatenate([head, c["trainer"]])], "idx": index,
-            }  # fmt: skip
-            out.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-
-
-def slime(folder: Path, step: int, samples: int, rng: np.random.Generator) -> None:
-    """One pair: the rollout file with Python lists, the train file with tensors."""
-    import torch
-
-    made, trained = [], []
-    for i in range(samples):
-        c = columns(rng)
-        made.append(
-            {"index": i, "group_index": i // 8, "tokens": c["ids"].tolist(), "response_length": LENGTH, "reward": 1.0,
-             "loss_mask": [1] * LENGTH, "weight_versions": [str(step)], "rollout_log_probs": c["rollout"].tolist(),
-             "status": "completed", "prompt": "p", "response": "r", "metadata": {}}
-        )  # fmt: skip
-        trained.append(
-            {"data_parallel_rank": 0, "rollout_position": i, "tokens": torch.from_numpy(c["ids"]),
-             "response_lengths": LENGTH, "log_probs": torch.from_numpy(c["trainer"]),
-             "advantages": torch.full((LENGTH,), c["advantage"]), "loss_masks": torch.ones(LENGTH, dtype=torch.int)}
-        )  # fmt: skip
-    shard = {"rank": 0, "data_parallel_rank": 0, "partition": list(range(samples)), "micro_batch_indices": [[0]]}
-    for name, payload in (
-        ("rollout_data", {"rollout_id": step, "samples": made}),
-        ("train_data", {"format_version": 2, "rollout_id": step, "rank": 0, "samples": trained, "dp_shards": [shard]}),
-    ):
-        (folder / name).mkdir(exist_ok=True)
-        torch.save(payload, folder / name / f"{step}.pt")
-
-
-def skyrl(folder: Path, step: int, samples: int, rng: np.random.Generator) -> None:
-    """One dumped batch, all rows of one length."""
-    import torch
-    from dump_skyrl import HOME, TrainingInputBatch, _rebuild_tensor_batch
-    from pickled_as import pretending
-
-    made = [columns(rng) for _ in range(samples)]
-    batch = TrainingInputBatch(
-        {
-            "sequences": torch.from_numpy(np.stack([c["ids"] for c in made])),
-            "attention_mask": torch.ones(samples, PROMPT + LENGTH, dtype=torch.int64),
-            "response_mask": torch.ones(samples, LENGTH, dtype=torch.int64),
-            "loss_mask": torch.ones(samples, LENGTH),
-            "rollout_logprobs": torch.from_numpy(np.stack([c["rollout"] for c in made])),
-            "action_log_probs": torch.from_numpy(np.stack([c["trainer"] for c in made])),
-            "advantages": torch.from_numpy(np.stack([np.full(LENGTH, c["advantage"], np.float32) for c in made])),
-        },
-        {"pad_size": 0, "policy_prompt_boundaries": [(0, samples)]},
-    )
-    with (
-        pretending(HOME, _rebuild_tensor_batch=_rebuild_tensor_batch, TrainingInputBatch=TrainingInputBatch),
-        (folder / f"global_step_{step}_training_input.pkl").open("wb") as out,
-    ):
-        pickle.dump(batch, out)
-
-
-# format: its writer and about how many bytes a sample takes
-FORMATS: dict[str, tuple[Callable[[Path, int, int, np.random.Generator], None], int]] = {
-    "nemo-rl": (nemo_rl, 190_000), "slime": (slime, 142_000), "skyrl": (skyrl, 148_000),
-}  # fmt: skip
 
 
 def measure(name: str, megabytes: float, files: int) -> dict[str, float]:

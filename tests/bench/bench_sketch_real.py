@@ -19,7 +19,8 @@ from bench_gradients import carrying
 from bench_sketch import BUCKETS, UNIT, cosine, ideal, line
 
 from timscope.analysis.formulas import sketch_cosine
-from timscope.data.schema import GRADIENTS, encoding
+from timscope.data.parts import encoding
+from timscope.data.schema import GRADIENTS
 from timscope.loggers.gradients import gradient_groups
 from timscope.loggers.parameter_names import group_of
 from timscope.loggers.sketch import SketchPlan, rounded
