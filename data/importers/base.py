@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from timscope.data.manifest import ImportFinding
 
+# What a sample of the wrong types or sizes raises: it alone is left out, whatever is wrong with it.
+ROW_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 Tier = Literal["T0", "T1", "T2", "T3", "T4"]
 
 # Rows of one part. A step larger than this is written in several parts, so that memory stays bounded.
@@ -38,13 +41,27 @@ class Findings:
         """Remember a finding. `kind`: a slug such as "truncated-dump"; `detail`: one line without varying numbers."""
         seen = self.found.get((kind, detail))
         if seen is None:
-            self.found[kind, detail] = ImportFinding(kind=kind, detail=detail, count=count, evidence=evidence)
+            plain = {name: _plain(value) for name, value in evidence.items()}
+            self.found[kind, detail] = ImportFinding(kind=kind, detail=_plain(detail), count=count, evidence=plain)
         else:
             seen.count += count
 
     def listed(self) -> list[ImportFinding]:
         """All findings in the order they were first seen."""
         return list(self.found.values())
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """What the manifest can hold of a dump's value: one line of UTF-8, nothing nested deeply."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple | dict) and depth < 4:
+        if isinstance(value, dict):
+            return {_plain(str(k)): _plain(v, depth + 1) for k, v in value.items()}
+        return [_plain(v, depth + 1) for v in value]
+    if not isinstance(value, str):
+        return type(value).__name__
+    return " ".join(value.encode("utf-8", "backslashreplace").decode("utf-8").splitlines())
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,16 @@ import numpy as np
 
 from timscope.data.errors import BadInput
 from timscope.data.importers.base import PART_TOKENS, Findings, Part
-from timscope.data.importers.row import TOKEN_FLOATS, Floats, Row
+from timscope.data.importers.json_values import text
+from timscope.data.importers.row import MAX_INT, TOKEN_FLOATS, Floats, Row
 
-__all__ = ["TOKEN_FLOATS", "Floats", "Row", "parts", "sequence_part", "step_part"]
+__all__ = ["MAX_INT", "TOKEN_FLOATS", "Floats", "Row", "parts", "sequence_part", "step_part"]
 
 _SEQUENCE_VALUES = (
     "rank", "uid", "group_id", "prompt", "completion", "reward", "finish_reason", "turns", "micro_batch", "pad_left",
     "pad_right",
 )  # fmt: skip
+_TEXTS = frozenset({"uid", "group_id", "prompt", "completion", "finish_reason"})
 
 
 def parts(step: int, rows: Iterable[Row], findings: Findings) -> Iterator[Part]:
@@ -30,6 +32,7 @@ def parts(step: int, rows: Iterable[Row], findings: Findings) -> Iterator[Part]:
     A row whose columns differ in length cannot be used: it is left out and noted with its place. Every row keeps its
     number in the dump as `sequence`, so gaps show what was left out.
     """
+    _check_step(step)
     kept: list[Row] = []
     tokens = 0
     for number, row in enumerate(rows):
@@ -40,6 +43,12 @@ def parts(step: int, rows: Iterable[Row], findings: Findings) -> Iterator[Part]:
                 "integrity",
                 "rows whose per-token columns and token ids differ in length are left out",
                 place=row.place, step=step, sequence=row.sequence, column=column, length=has, token_ids=ids,
+            )  # fmt: skip
+            continue
+        if odd := row.outside():
+            findings.note(
+                "integrity", "rows with a number beyond 32 bits are left out",
+                place=row.place, step=step, sequence=row.sequence, column=odd[0], value=str(odd[1])[:40],
             )  # fmt: skip
             continue
         kept.append(row)
@@ -76,13 +85,20 @@ def sequence_part(step: int, rows: Sequence[Row], first_sequence: int = 0) -> Pa
 
 def step_part(step: int, metrics: Mapping[str, Any]) -> Part:
     """One row of `steps`: metrics under their own names; values that are no numbers are left out."""
-    numbers = {k: v for k, v in metrics.items() if v is None or isinstance(v, int | float | np.number)}
+    _check_step(step)
+    numbers = {str(text(k)): v for k, v in metrics.items() if v is None or isinstance(v, int | float | np.number)}
     row = {name: None if value is None else float(value) for name, value in numbers.items() if name != "step"}
     table: dict[str, Any] = {name: [value] for name, value in {"loss": None, **row}.items()}
     for name in ("weight_version", "resume"):
         if table.get(name, [None])[0] is not None:
             table[name] = [int(table[name][0])]
     return Part(step, {"steps": table})
+
+
+def _check_step(step: int) -> None:
+    """Such a number is a time or an id: written as a step it would not be found again."""
+    if not 0 <= step <= MAX_INT:
+        raise BadInput(f"{str(step)[:40]} is no step: rename what is called so, a step is a whole number below 2^31")
 
 
 def _length(row: Row) -> int:
@@ -114,9 +130,9 @@ def _sequences(rows: Sequence[Row], numbers: list[int], flat: list[float | None]
     for name in _SEQUENCE_VALUES:
         values = [getattr(r, name) for r in rows]
         if any(v is not None for v in values):
-            table[name] = values
+            table[name] = [text(v) for v in values] if name in _TEXTS else values
     for name in dict.fromkeys(name for r in rows for name in r.extra):
-        table[name] = [r.extra.get(name) for r in rows]
+        table[str(text(name))] = [r.extra.get(name) for r in rows]
     return table
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from timscope.data.errors import BadInput
 from timscope.data.importers.base import Findings
+from timscope.data.importers.jsonl import described
 from timscope.data.importers.mapped import MappedFile
 from timscope.data.importers.pickles import Damaged
 from timscope.data.importers.torch_file import load_torch
@@ -56,9 +57,9 @@ def open_dump(
     return data, file
 
 
-def note_unusable(place: str, error: BadInput, findings: Findings) -> None:
+def note_unusable(place: str, error: Exception, findings: Findings) -> None:
     """Note a sample that cannot be read: it alone is left out."""
-    findings.note("integrity", "samples that cannot be read are left out", place=place, error=str(error))
+    findings.note("integrity", "samples that cannot be read are left out", place=place, error=described(error))
 
 
 def note_unread(*files: OpenFile | None, findings: Findings) -> None:

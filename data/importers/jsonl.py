@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from timscope.data.errors import BadInput
-from timscope.data.importers.base import Findings
+from timscope.data.importers.base import ROW_FAULTS, Findings
 from timscope.data.importers.row import Row
 
 MAX_LINE = 1 << 30  # bytes; a line is held whole, as Python objects several times its size
@@ -107,14 +107,19 @@ def first_object(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def described(error: BaseException) -> str:
+    """The text of an error; with its kind where it is not one of ours, which say all themselves."""
+    return str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+
+
 def usable(found: Iterable[Line], make: Callable[[Line], Row], findings: Findings, base: int = 0) -> Iterator[Row]:
-    """One row a line, numbered `base` + its line from 0; a line that `make` refuses (BadInput) is noted, left out."""
+    """One row a line, numbered `base` + its line from 0; a line that `make` cannot read is noted and left out."""
     for line in found:
         try:
             row = make(line)
-        except BadInput as error:
+        except ROW_FAULTS as error:
             findings.note("integrity", "lines that cannot be read as a sample are left out", place=line.place,
-                          error=str(error))  # fmt: skip
+                          error=described(error))  # fmt: skip
             continue
         row.place, row.sequence = line.place, base + line.number - 1
         yield row

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from timscope.data.errors import BadInput
 from timscope.data.importers.base import Findings, Format, Part
-from timscope.data.importers.columns import step_part
+from timscope.data.importers.columns import MAX_INT, step_part
 from timscope.data.importers.jsonl import Line, first_object, lines
 from timscope.data.importers.numbers import number
 from timscope.data.manifest import Framework
@@ -45,7 +46,7 @@ class MetricsFile:
         self._offsets: dict[int, list[tuple[int, int]]] = {}  # step: (byte offset, line number)
         for line in lines(path, findings):
             step = line.data.get("step")
-            if isinstance(step, int) and not isinstance(step, bool):
+            if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_INT:
                 self._offsets.setdefault(step, []).append((line.offset, line.number))
             else:
                 findings.note("integrity", "metric lines without a step are left out", place=line.place)
@@ -84,11 +85,12 @@ def _numbers(line: Line, findings: Findings) -> dict[str, float | None]:
     for name, value in data.items():
         if name == "step" or isinstance(value, list | dict):
             continue
-        if isinstance(value, str):
-            if not _spells_number(value):
-                continue
-            value = number(value, findings, "metrics", line.place)
-        found[name] = None if value is None else float(value)
+        if isinstance(value, str) and not _spells_number(value):
+            continue
+        try:
+            found[name] = number(value, findings, "metrics", line.place)
+        except BadInput as error:
+            findings.note("integrity", "metrics that are no numbers are left out", metric=name, error=str(error))
     return found
 
 

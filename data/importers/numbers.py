@@ -39,8 +39,8 @@ def number(value: Any, findings: Findings, column: str, place: str) -> float | N
         )
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{place}: {column} holds {str(value)[:40]!r} where a number is expected") from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise BadInput(f"{place}: {column} holds {_short(value)} where a number is expected") from error
 
 
 def integers(values: Any, findings: Findings, column: str, place: str) -> NDArray[np.int64] | None:
@@ -59,6 +59,11 @@ def integers(values: Any, findings: Findings, column: str, place: str) -> NDArra
     if np.ma.is_masked(numbers) or not np.all(np.isfinite(whole) & (whole == np.floor(whole))):
         raise BadInput(f"{place}: {column} holds values that are not whole numbers: this is no list of token ids")
     return whole.astype(np.int64)
+
+
+def _short(value: Any) -> str:
+    """A value for a message; a container by its type, since it may be endless."""
+    return repr(str(value)[:40]) if isinstance(value, str | float) else f"a value of type {type(value).__name__}"
 
 
 def _array(values: Any, column: str, place: str) -> NDArray[Any]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from timscope.data.errors import BadInput
 from timscope.data.importers.number_list import LIST_RUN, RUN, Numbers, decode
-from timscope.data.importers.pickle_names import Buildable, Find, Named, Persistent
+from timscope.data.importers.pickle_names import Buildable, Find, Named, Persistent, keys
 
 _COPY_BELOW = 1024  # bytes; shorter byte strings are copied, so that they can be keys
 
@@ -100,7 +100,7 @@ class Machine:
         """Keys and values into the dict on top."""
         target = self.stack[-1]
         if isinstance(target, dict):
-            target.update(zip(items[::2], items[1::2], strict=True))
+            target.update(zip(keys(items[::2]), items[1::2], strict=True))
         elif isinstance(target, Buildable):
             target.take_items(items)
         else:
@@ -110,7 +110,7 @@ class Machine:
         """Items into the set on top."""
         if not isinstance(self.stack[-1], set):
             raise TypeError("items for something that is no set")
-        self.stack[-1].update(items)
+        self.stack[-1].update(keys(items))
 
     def tuple_(self, size: int) -> None:
         """The last `size` items as a tuple."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -16,6 +16,27 @@ class Named:
 
     def __init__(self, name: str, make: Callable[..., Any] | None = None, new: Callable[..., Any] | None = None):
         self.name, self.make, self.new = name, make, new
+
+
+def keys(items: Iterable[Any], depth: int = 8) -> list[Any]:
+    """The items, after checking that they can be hashed: a tuple nested a million times ends Python, not the import.
+
+    TypeError where one is nested more than `depth` times.
+    """
+    found = list(items)
+    for item in found:
+        if isinstance(item, tuple | frozenset):
+            if not depth:
+                raise TypeError("a key nested too deeply")
+            keys(item, depth - 1)
+    return found
+
+
+def mapping(value: Any) -> dict[Any, Any]:
+    """A copy of a dict that the machine made; TypeError for anything else, whose keys nobody has looked at."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__} where a dict is expected")
+    return dict(value)
 
 
 class Buildable:

@@ -13,7 +13,7 @@ from typing import Any
 
 from timscope.data.errors import BadInput
 from timscope.data.importers.pickle_machine import Machine
-from timscope.data.importers.pickle_names import Buildable, Find, Named, Persistent
+from timscope.data.importers.pickle_names import Buildable, Find, Named, Persistent, keys
 
 __all__ = ["Buildable", "Damaged", "Find", "Named", "Persistent", "read_pickle"]
 
@@ -84,7 +84,7 @@ def _handlers() -> dict[int, Callable[[Machine], object]]:
         "t": lambda m: m.push(tuple(m.unmark())),
         "\x85": lambda m: m.tuple_(1), "\x86": lambda m: m.tuple_(2), "\x87": lambda m: m.tuple_(3),
         "s": lambda m: m.update([m.stack.pop(-2), m.stack.pop()]), "u": lambda m: m.update(m.unmark()),
-        "\x90": lambda m: m.add(m.unmark()), "\x91": lambda m: m.push(frozenset(m.unmark())),
+        "\x90": lambda m: m.add(m.unmark()), "\x91": lambda m: m.push(frozenset(keys(m.unmark()))),
         "0": lambda m: m.stack.pop(), "1": lambda m: m.unmark(),
         "2": lambda m: m.stack.append(m.stack[-1]),
         "q": lambda m: m.memo.__setitem__(m.number("<B"), m.stack[-1]),

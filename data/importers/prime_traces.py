@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from timscope.data.errors import BadInput
-from timscope.data.importers.base import Findings
-from timscope.data.importers.jsonl import Line, lines
+from timscope.data.importers.base import ROW_FAULTS, Findings
+from timscope.data.importers.json_values import text
+from timscope.data.importers.jsonl import Line, described, lines
 from timscope.data.importers.numbers import number
 from timscope.data.importers.row import Row
 from timscope.data.importers.versions import note_mixed
@@ -54,10 +54,9 @@ class StepTraces:
             for line in lines(path, findings):
                 try:
                     self._add(line, findings)
-                except (BadInput, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-                    findings.note(
-                        "integrity", "traces that cannot be read are not joined", place=line.place, error=str(error)
-                    )
+                except ROW_FAULTS as error:
+                    findings.note("integrity", "traces that cannot be read are not joined", place=line.place,
+                                  error=described(error))  # fmt: skip
 
     def _add(self, line: Line, findings: Findings) -> None:
         record = line.data
@@ -66,15 +65,15 @@ class StepTraces:
         for trace in record.get("traces") or []:
             calls = {c["node"]: c for c in trace.get("calls") or [] if c.get("node") is not None}
             episode = Episode(
-                uid=trace.get("id") or record.get("id"),
-                group_id=None if group is None else str(group),
-                first_version=policy.get("start"),
-                last_version=policy.get("end"),
+                uid=text(trace.get("id") or record.get("id")),
+                group_id=text(group),
+                first_version=_version(policy.get("start")),
+                last_version=_version(policy.get("end")),
                 reward=_reward(trace, findings, line.place),
                 finish_reason=None,
             )
             for leaf, ids in _branches(trace.get("nodes") or []):
-                reason = (calls.get(leaf) or {}).get("finish_reason")
+                reason = text((calls.get(leaf) or {}).get("finish_reason"))
                 self._samples.setdefault(key(ids), []).append(replace(episode, finish_reason=reason))
 
     def tell(self, row: Row, token_ids: Any, findings: Findings) -> None:
@@ -95,6 +94,10 @@ class StepTraces:
         row.weight_version = first if first == last else None
         if first is not None and last is not None and first != last:
             note_mixed(int(first), int(last), findings, row.place, row.extra)
+
+
+def _version(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _agreed(matches: list[Episode], name: str) -> Any:

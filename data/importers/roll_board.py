@@ -18,7 +18,7 @@ import numpy as np
 
 from timscope.data.errors import BadInput
 from timscope.data.importers.base import Findings, Part
-from timscope.data.importers.columns import Floats, Row, parts
+from timscope.data.importers.columns import MAX_INT, Floats, Row, parts
 from timscope.data.importers.json_values import flag_list, float_list, text
 from timscope.data.importers.jsonl import Line, lines, usable
 from timscope.data.importers.numbers import number
@@ -79,7 +79,7 @@ def read_board(files: list[Path], findings: Findings) -> Iterator[Part]:
 def _step(file: Path) -> int | None:
     """The step of a file: all of its lines have the same one. Broken lines are noted when the file is read."""
     for line in lines(file, Findings()):
-        if isinstance(step := line.data.get("step"), int):
+        if isinstance(step := line.data.get("step"), int) and 0 <= step <= MAX_INT:
             return step
     return None
 

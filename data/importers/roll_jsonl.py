@@ -16,10 +16,10 @@ from typing import Any
 import orjson
 
 from timscope.data.errors import BadInput
-from timscope.data.importers.base import Findings, Format, Part
+from timscope.data.importers.base import ROW_FAULTS, Findings, Format, Part
 from timscope.data.importers.columns import Row, parts
 from timscope.data.importers.json_values import text
-from timscope.data.importers.jsonl import lines
+from timscope.data.importers.jsonl import described, lines
 from timscope.data.importers.numbers import number
 from timscope.data.importers.roll_board import board_files, read_board
 from timscope.data.importers.step_files import note_gaps, numbered
@@ -74,8 +74,8 @@ def _rows(file: Path, findings: Findings, facts: dict[str, Any]) -> Iterator[Row
             sample = {name: values[i] for name, values in columns.items()}
             try:
                 row = _row(sample, findings, f"{line.place}[{i}]")
-            except BadInput as error:
-                findings.note("integrity", "samples that cannot be read are left out", error=str(error))
+            except ROW_FAULTS as error:
+                findings.note("integrity", "samples that cannot be read are left out", error=described(error))
                 continue
             row.sequence = base + i
             if "sampling" not in facts and (sampling := _sampling(sample.get("sampling_params"))):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 # float64, one value a response token. A masked entry is missing (NULL); NaN and infinities are the dump's own.
 Floats = NDArray[np.float64]
 
+MAX_INT = 2**31 - 1
 TOKEN_FLOATS = (
     "rollout_logprob", "old_logprob", "loss_logprob", "ref_logprob", "entropy", "rollout_is_weight",
 )  # fmt: skip
@@ -57,6 +58,20 @@ class Row:
     sequence: int | None = None
     extra: dict[str, float | None] = field(default_factory=dict)
     place: str = ""
+
+    def outside(self) -> tuple[str, Any] | None:
+        """The first whole number that no column of a run can hold: (column, the number), or None."""
+        for name in ("token_ids", "prompt_ids", "token_weight_version"):
+            ids = getattr(self, name)
+            if ids is not None and len(ids):
+                for value in (np.ma.min(ids), np.ma.max(ids)):
+                    if value is not np.ma.masked and abs(int(value)) > MAX_INT:
+                        return name, int(value)
+        for name in ("num_tokens", "weight_version", "turns", "rank", "micro_batch", "pad_left", "pad_right"):
+            value = getattr(self, name)
+            if value is not None and abs(int(value)) > MAX_INT:
+                return name, int(value)
+        return None
 
     def mismatch(self) -> tuple[str, int, int] | None:
         """The first per-token column that is not as long as the ids: (column, its length, number of ids), or None."""

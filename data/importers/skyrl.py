@@ -29,6 +29,7 @@ _COLUMNS = {
     "rollout_logprobs": "rollout_logprob", "action_log_probs": "old_logprob", "base_action_log_probs": "ref_logprob",
     "advantages": "token_advantage",
 }  # fmt: skip
+_NEEDED = ("sequences", "attention_mask", "loss_mask", "response_mask", *_COLUMNS)
 
 
 def _files(path: Path) -> list[tuple[int, Path]]:
@@ -69,7 +70,7 @@ def _rows(step: int, batch: Mapping[str, Any], file: OpenFile, findings: Finding
     count = total - int(meta.get("pad_size") or 0)
     _note_padding(step, total, count, columns, findings)
     groups, minis = (_owners(meta.get(f"policy_{kind}_boundaries"), count) for kind in ("prompt", "mini_batch"))
-    present = {name: np.asarray(value) for name, value in columns.items() if value is not None}
+    present = {name: np.asarray(columns[name]) for name in _NEEDED if columns.get(name) is not None}
     for index in range(count):
         row = _row({name: values[index] for name, values in present.items()}, f"{file.path.name} row {index}")
         row.group_id = None if groups is None else str(groups[index])

@@ -8,7 +8,7 @@ import numpy as np
 
 from timscope.data.importers.files import OpenFile
 from timscope.data.importers.numpy_pickles import Dtype
-from timscope.data.importers.pickle_names import Named
+from timscope.data.importers.pickle_names import Named, mapping
 from timscope.data.importers.torch_file import load_torch
 from timscope.data.importers.torch_names import Device
 from timscope.data.importers.unpickle import load_pickle
@@ -19,7 +19,7 @@ _CLASSES = ("TensorBatch", "TrainingInputBatch", "TrainingOutputBatch")
 
 def _rebuild(_kind: Any, state: Any) -> dict[str, Any]:
     """The batch's state: columns, batch size, device and metadata."""
-    return dict(state)
+    return mapping(state)
 
 
 _NAMES = {
@@ -36,7 +36,7 @@ def read_batch(file: OpenFile) -> dict[str, Any]:
     """
     state = load_pickle(file.view, file.path.name, _NAMES, file.unknown)
     columns = {name: _tensor(value, f"{file.path.name} ({name})") for name, value in state["batch_dict"].items()}
-    return {"columns": columns, "metadata": dict(state.get("metadata") or {})}
+    return {"columns": columns, "metadata": mapping(state.get("metadata") or {})}
 
 
 def _tensor(value: Any, place: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from timscope.data.errors import BadInput
-from timscope.data.importers.base import Findings
+from timscope.data.importers.base import ROW_FAULTS, Findings
 from timscope.data.importers.columns import Row
 from timscope.data.importers.files import note_unusable
 from timscope.data.importers.json_values import text
@@ -44,7 +44,7 @@ def rows(step: int, rollout: Sample | None, train: Sample | None, findings: Find
         place = f"{step}.pt sample {position}"
         try:
             row = _row(position, place, sample, trained.get(position, {}), findings)
-        except BadInput as error:
+        except ROW_FAULTS as error:
             note_unusable(place, error, findings)
             continue
         if train and position not in trained:

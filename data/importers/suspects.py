@@ -49,7 +49,8 @@ class _Tally:
         if old is not None and rollout is not None:
             there = ~(np.ma.getmaskarray(old) | np.ma.getmaskarray(rollout))
             # As stored: the run's columns are float32.
-            a, b = (np.ma.getdata(v).astype(np.float32) for v in (old, rollout))
+            with np.errstate(over="ignore"):
+                a, b = (np.ma.getdata(v).astype(np.float32) for v in (old, rollout))
             self.both += int(np.count_nonzero(there))
             self.equal += int(np.count_nonzero((a == b) & there))
 

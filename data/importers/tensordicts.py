@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from timscope.data.importers.pickle_names import Buildable, Named
+from timscope.data.importers.pickle_names import Buildable, Named, mapping
 from timscope.data.importers.placeholders import Inert
 from timscope.data.importers.tensors import DTYPES, Nested, Tensor, jagged
 from timscope.data.importers.torch_file import load_torch
@@ -21,7 +21,7 @@ class TensorDict(Buildable):
 
     def build(self, state: Any) -> None:
         """The instance's attributes; the columns are in `_tensordict`."""
-        self.fields = dict(state["_tensordict"])
+        self.fields = mapping(state["_tensordict"])
 
 
 class NonTensor(Buildable):
@@ -64,8 +64,8 @@ class DataProto(Buildable):
             batch = load_torch(memoryview(batch), f"{self._place} (batch)", TENSORDICT, self._placeholders)
         if not isinstance(batch, TensorDict) and batch is not None:
             raise TypeError("a DataProto whose batch is no TensorDict")
-        self.columns = {**(batch.fields if batch else {}), **dict(state[1] or {})}
-        self.meta = dict(state[-1] or {})
+        self.columns = {**(batch.fields if batch else {}), **mapping(state[1] or {})}
+        self.meta = mapping(state[-1] or {})
 
 
 def data_proto(place: str, placeholders: set[str] | None) -> Named:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from timscope.data.importers.base import Findings
+from timscope.data.importers.base import ROW_FAULTS, Findings
 from timscope.data.importers.step_files import numbered
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -29,7 +29,7 @@ class TrainerState:
             for entry in history:
                 row = self.steps.setdefault(int(entry["step"]), {})
                 row.update({name: value for name, value in entry.items() if name != "step"})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *ROW_FAULTS) as error:
             findings.note("truncated-dump", "trainer_state.json is not whole: what can be read of it is used",
                           file=str(file.name), error=str(error))  # fmt: skip
         for row in self.steps.values():

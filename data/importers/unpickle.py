@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from timscope.data.importers.numpy_pickles import NUMPY
-from timscope.data.importers.pickle_names import Buildable, Named
+from timscope.data.importers.pickle_names import Buildable, Named, keys
 from timscope.data.importers.pickles import Persistent, read_pickle
 from timscope.data.importers.placeholders import unknown
 
@@ -38,7 +38,9 @@ def _bytes(data: Any = b"", encoding: Any = None) -> bytes:
 def _dict(*args: Any) -> dict[Any, Any]:
     """dict, OrderedDict and defaultdict: items may come as pairs; a factory is left out."""
     items = [a for a in args if isinstance(a, list | dict)]
-    return dict(items[0]) if items else {}
+    if not items:
+        return {}
+    return dict(items[0]) if isinstance(items[0], dict) else {keys([key])[0]: value for key, value in items[0]}
 
 
 def _list(items: Any = ()) -> list[Any]:
@@ -46,11 +48,11 @@ def _list(items: Any = ()) -> list[Any]:
 
 
 def _set(items: Any = ()) -> set[Any]:
-    return set(items)
+    return set(keys(items))
 
 
 def _frozenset(items: Any = ()) -> frozenset[Any]:
-    return frozenset(items)
+    return frozenset(keys(items))
 
 
 def _tuple(items: Any = ()) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from timscope.data.errors import BadInput
-from timscope.data.importers.base import Findings, Format, Part
+from timscope.data.importers.base import ROW_FAULTS, Findings, Format, Part
 from timscope.data.importers.columns import Row, parts
 from timscope.data.importers.files import OpenFile, note_unread, note_unusable, open_dump
 from timscope.data.importers.numbers import floats, integers
@@ -53,16 +53,15 @@ def _files(path: Path) -> list[_File]:
 
 def _file(path: Path) -> _File:
     meta = _meta(path)
-    inner = int(path.parent.name) if path.parent.name.isdigit() else 0
-    folder = path.parent.parent.name
-    step = meta.get("global_steps", int(folder) if folder.isdigit() else 0)
-    return _File(int(step), inner, path)
+    inner, folder = (int(n) if n.isdecimal() else 0 for n in (path.parent.name, path.parent.parent.name))
+    said = meta.get("global_steps")
+    return _File(said if isinstance(said, int) else folder, inner, path)
 
 
 def _meta(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path.parent / "meta.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, RecursionError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -128,7 +127,7 @@ def _rows(
         place = f"{file.path.parent.name}/{file.path.name} {key}"
         try:
             row = _row({name: values[index] for name, values in columns.items()}, place, findings)
-        except BadInput as error:
+        except ROW_FAULTS as error:
             note_unusable(place, error, findings)
             continue
         row.sequence, row.uid, row.group_id = first + index, key, key.rsplit("_", 2)[0]
