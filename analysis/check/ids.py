@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from timscope.analysis.check.pairs import Floats, Pairs
+from timscope.analysis.columns import ROLLOUT
+from timscope.data import Run
 
 
 @dataclass
@@ -38,3 +40,12 @@ def _added(a: Floats, b: Floats) -> Floats:
     out[: len(a)] += a
     out[: len(b)] += b
     return out
+
+
+def contexts(run: Run, trainer: str, ids: list[int]) -> dict[int, int]:
+    """In how many different contexts of the loss each id occurs: another context gives other log-probs."""
+    frame = run.sql(
+        f"SELECT token_id, count(DISTINCT hash({ROLLOUT}, {trainer}))::BIGINT AS n FROM tokens "
+        f"WHERE mask AND token_id IN ({', '.join(map(str, ids))}) GROUP BY token_id"
+    )
+    return dict(frame.iter_rows())

@@ -1,4 +1,5 @@
-"""Rule 8: the two sides did not see the same input. By ids where both prompts were logged, else by its trace in |d|."""
+"""Rule 8: the two sides did not see the same input. By ids where both prompts were logged, else by its trace in |d|:
+columns that have nothing to do with each other, or a difference that fades along the response."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from typing import Any
 import polars as pl
 
 from timscope.analysis.check.profile import Profile
+from timscope.analysis.check.relation import Relation
 from timscope.analysis.check.report import ROWS, Rule
+from timscope.analysis.findings import percent
 from timscope.data import Run
 
 NAME = "different-inputs"
 MAX_RATIO = 5.0
 
 
-def different_inputs(run: Run, sequences: pl.DataFrame, profile: Profile) -> Rule:
+def different_inputs(run: Run, sequences: pl.DataFrame, profile: Profile, found: Relation) -> Rule:
     """The rule. Works without any compared token where both prompts were logged."""
     known = sequences.drop_nulls("other_prompt")
     ratio = profile.ratio()
@@ -23,6 +26,9 @@ def different_inputs(run: Run, sequences: pl.DataFrame, profile: Profile) -> Rul
         "sequences_with_both_prompts": known.height,
         "early_late_ratio": ratio,
         "long_sequences": profile.long_sequences,
+        "over_random_pairs": found.ratio,
+        "unrelated": found.unrelated,
+        "foreign_sequences": len(found.foreign),
     }
     differ = known.filter(pl.col("other_prompt"))
     if differ.height:
@@ -30,6 +36,13 @@ def different_inputs(run: Run, sequences: pl.DataFrame, profile: Profile) -> Rul
         evidence |= {"sequences_that_differ": differ.height, "rows": rows}
         said = f"{differ.height:,} of {known.height:,} prompts differ between engine and trainer"
         return Rule(NAME, False, f"{said}, first at index {rows[0]['index']}", evidence)
+    if found.unrelated:
+        said = f"|d| is {percent(found.ratio)} of that of tokens paired at random, at every lag: not of the same tokens"
+        return Rule(NAME, False, said, evidence)
+    if found.foreign:
+        evidence["rows"] = list(found.rows)
+        said = f"{len(found.foreign):,} of {found.testable:,} sequences ({percent(found.share)}) fit hardly better than"
+        return Rule(NAME, False, f"{said} random pairs, the rest fits: rows in another order or text", evidence)
     if ratio is not None and ratio > MAX_RATIO:
         said = f"|d| of tokens 1 to 19 is {ratio:.1f} times that of late tokens of equal probability"
         return Rule(NAME, False, f"{said}: another prompt on one side", evidence)

@@ -2,7 +2,8 @@
 
 Each sequence's mean |d| is divided by what its tokens' probabilities let expect; the rest is near 1 in a sound run. Two
 groups far apart, and the same prompts in the upper one more often than chance: a fault of these inputs (a template, an
-image, a length), which a mask would hide and not repair. A warning: the other sequences' numbers stand.
+image, a length), which a mask would hide and not repair. A rollout that is used in several steps counts once: copies
+repeat their prompt whatever is wrong. A warning: the other sequences' numbers stand.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def outlier_sequences(table: Table, expected: Floats, sequences: pl.DataFrame) -
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = table["abs"] / table["n"] / expected
     use = (table["n"] >= MIN_TOKENS) & np.isfinite(excess) & (excess > 0)
+    key = pl.DataFrame({"step": table.step.astype(np.int64), "sequence": table.sequence.astype(np.int64)})
+    facts = key.join(sequences.unique(["step", "sequence"]), on=["step", "sequence"], how="left", maintain_order="left")
+    use &= _first_uses(table, facts)
     if use.sum() < MIN_SEQUENCES:
-        said = f"needs {MIN_SEQUENCES} sequences of {MIN_TOKENS} tokens, has {int(use.sum())}"
+        said = f"needs {MIN_SEQUENCES} rollouts of {MIN_TOKENS} tokens, has {int(use.sum())}"
         return Rule(NAME, None, said, {"sequences": int(use.sum())}, "warn")
     x = np.log(excess[use])
     cut, apart, ratio = _split(x)
@@ -46,9 +50,8 @@ def outlier_sequences(table: Table, expected: Floats, sequences: pl.DataFrame) -
     if not (ratio > MIN_RATIO and apart > MIN_APART and 3 <= upper.sum() < 0.5 * len(x)):
         said = f"one group: best split {ratio:.1f} times apart ({len(x):,} sequences)"
         return Rule(NAME, True, said, evidence, "warn")
-    key = pl.DataFrame({"step": table.step[use].astype(np.int64), "sequence": table.sequence[use].astype(np.int64)})
-    prompts = key.join(sequences.unique(["step", "sequence"]), on=["step", "sequence"], how="left")["prompt"]
-    z = _repeats(upper, prompts)
+    key = key.filter(use)
+    z = _repeats(upper, facts.filter(use)["prompt"])
     evidence["repeat_z"] = z
     if z is not None and z < MIN_Z:
         said = f"{percent(float(upper.mean()))} of sequences stand {ratio:.1f} times apart, but not by prompt"
@@ -58,6 +61,14 @@ def outlier_sequences(table: Table, expected: Floats, sequences: pl.DataFrame) -
     where = f"the same prompts again and again (z = {z:.0f})" if z is not None else "no prompt repeats, so not told why"
     said = f"{percent(float(upper.mean()))} of sequences differ {ratio:.0f} times more than the rest: {where}"
     return Rule(NAME, False, said, evidence, "warn")
+
+
+def _first_uses(table: Table, facts: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Rows that are no copy of an earlier one, [S]: the same uid, or the same log-probs of the same prompt."""
+    rows = facts.select("prompt", n=pl.Series(table["n"]), r=pl.Series(table["r"]))
+    again = ~rows.select(pl.struct("prompt", "n", "r").is_first_distinct()).to_series()
+    again |= facts["uid"].is_not_null() & ~facts["uid"].is_first_distinct()
+    return ~again.to_numpy()
 
 
 def _split(x: Floats) -> tuple[float, float, float]:

@@ -2,12 +2,14 @@
 
 An effect must be large as well as certain. On the bundled run repeated tokens differ by 0.009 nats with z = -4, and
 one id by 0.07 with z = -15, although nothing is wrong: bf16 errors are not the same for every id. So 5 standard errors
-count only beyond half (groups) or three times (ids) the difference's own spread.
+count only beyond half (groups) or three times (ids) the difference's own spread. And a bias acts on its id wherever it
+occurs: copies of one context (a rollout used again, a policy that always writes the same) are one observation of it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,13 +27,23 @@ MIN_SD, MIN_GROUP, MIN_EFFECT = 5.0, 50, 0.05
 MIN_ID = 20  # occurrences of one id
 
 
-def penalties(s: Semantics, table: Table, ids: ByToken, declared: Declared, reuse: float) -> Rule:
-    """The rule. Evidence: the groups' difference and z, and the ids whose mean stands out."""
+def penalties(
+    s: Semantics,
+    table: Table,
+    ids: ByToken,
+    declared: Declared,
+    reuse: float,
+    contexts: Callable[[list[int]], Mapping[int, int]],
+) -> Rule:
+    """The rule. Evidence: the groups' difference and z, and the ids whose mean stands out.
+
+    `contexts`: in how many different contexts these ids occur; asked of suspects alone.
+    """
     if not s.enough or s.rms is None:
         return too_few(NAME, s)
     evidence: dict[str, Any] = {"repeated": _repeated(table, reuse), "ids": [], "declared": declared.sampling()}
     spread = s.rms
-    biased = _biased(ids)
+    biased = _biased(ids, contexts)
     evidence["ids"] = biased[:5]
     evidence["ids_standing_out"] = len(biased)
     group = evidence["repeated"]
@@ -73,7 +85,7 @@ def _repeated(table: Table, reuse: float) -> dict[str, Any]:
     }
 
 
-def _biased(ids: ByToken) -> list[dict[str, Any]]:
+def _biased(ids: ByToken, contexts: Callable[[list[int]], Mapping[int, int]]) -> list[dict[str, Any]]:
     """Ids whose mean y stands out, the most frequent first. |z| must pass 5 and the Bonferroni bound at 1e-4."""
     token, n, mean, sd = ids.columns()
     enough = n >= MIN_ID
@@ -86,9 +98,17 @@ def _biased(ids: ByToken) -> list[dict[str, Any]]:
     square = n * (mean**2 + sd**2)
     spread = np.sqrt(np.maximum(square.sum() - square, 0.0) / np.maximum(n.sum() - n, 1))
     # A handful of equal values has no spread of its own: it gets a tenth of the others'.
-    error = np.maximum(sd, 0.1 * spread) / np.sqrt(n)
+    error = np.maximum(sd, 0.1 * spread)
     with np.errstate(divide="ignore", invalid="ignore"):  # equal columns have no spread at all
-        z = np.where(mean == centre, 0.0, (mean - centre) / error)
-    out = enough & (np.abs(z) > bound) & (np.abs(mean - centre) > np.maximum(MIN_EFFECT, 3.0 * spread))
-    order = np.flatnonzero(out)[np.argsort(-n[out])]
-    return [{"token_id": int(token[i]), "mean": float(mean[i]), "tokens": int(n[i]), "z": float(z[i])} for i in order]
+        z = np.where(mean == centre, 0.0, (mean - centre) / error)  # of one observation
+    out = enough & (np.abs(z) * np.sqrt(n) > bound)
+    out &= np.abs(mean - centre) > np.maximum(MIN_EFFECT, 3.0 * spread)
+    suspects = np.flatnonzero(out)[np.argsort(-n[out])]
+    different = contexts([int(token[i]) for i in suspects]) if len(suspects) else {}
+    found = []
+    for i in suspects:
+        k = min(different.get(int(token[i]), 0), int(n[i]))
+        entry = {"token_id": int(token[i]), "mean": float(mean[i]), "tokens": int(n[i]), "contexts": k}
+        if k >= MIN_ID and abs(z[i]) * math.sqrt(k) > bound:
+            found.append({**entry, "z": float(z[i] * math.sqrt(k))})
+    return found

@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from timscope.analysis.check.hidden import merged, not_of_one_token, without_hidden
+from timscope.analysis.check.ids import contexts
+from timscope.analysis.check.inputs import NAME as INPUTS
 from timscope.analysis.check.inputs import different_inputs
 from timscope.analysis.check.outliers import outlier_sequences
 from timscope.analysis.check.pairing import inserted, off_by_one
 from timscope.analysis.check.penalties import NAME as PENALTIES
 from timscope.analysis.check.penalties import penalties
 from timscope.analysis.check.plan import Plan
+from timscope.analysis.check.relation import relation
 from timscope.analysis.check.report import Rule
 from timscope.analysis.check.sampling import temperature, units
 from timscope.analysis.check.scan import Compared, Log, scan
@@ -26,16 +30,9 @@ from timscope.analysis.check.sequence_facts import reuse
 from timscope.analysis.check.source import Source
 from timscope.analysis.check.truncation import divided, truncation
 from timscope.analysis.check.values import Values
+from timscope.analysis.columns import TRAINER
 from timscope.data import Run
 
-_SEMANTIC = (
-    "temperature-one-sided",
-    "logprob-divided-by-temperature",
-    "top-p-renormalisation",
-    "top-k-renormalisation",
-    PENALTIES,
-)
-_UNPAIRED = ("units", *_SEMANTIC, "outlier-sequences")
 MAX_ROUNDS = 4
 # Sequences that may be left out: of what remains of fewer nothing can be said about the run.
 MOST = 0.5
@@ -43,12 +40,14 @@ MOST = 0.5
 
 @dataclass(frozen=True)
 class Judged:
-    """Rules by name after the last round, that round's figures, and what was undone."""
+    """Rules by name after the last round, that round's figures, what was undone, and the rule that says that r and t
+    are not of the same tokens, where that could not be undone."""
 
     rules: dict[str, Rule]
     figures: Semantics
     values: Values
     undone: list[str]
+    unpaired: str | None
 
 
 def judge(run: Run, source: Source, sequences: pl.DataFrame, log: Log, found: Compared) -> Judged:
@@ -63,7 +62,9 @@ def judge(run: Run, source: Source, sequences: pl.DataFrame, log: Log, found: Co
         before = figures.mean_abs
         step = next(((n, r) for n, r in repair if rules[n].passed is False and n not in failed), None)
         if step is None or len(undone) + 1 >= MAX_ROUNDS:
-            return Judged(_after(_merged(rules, failed), undone), figures, found.values, undone)
+            rules = merged(rules, failed)
+            unpaired = not_of_one_token(rules, undone)
+            return Judged(without_hidden(rules, unpaired), figures, found.values, undone, unpaired)
         name, change = step
         failed[name] = rules[name]
         undone.append(name)
@@ -84,15 +85,17 @@ def _round(
     said = source.declared
     split, pieces = inserted(lags)
     shift, lag, misplaced = off_by_one(lags, log.mask.result(), len(pieces | found.values.plan.left_out))
+    related = relation(lags, found.sample, s)
     scaled = units(s, said)
     tempered, ratio = temperature(s, said), divided(s, said)
     top_p, top_k = truncation(s, said, ratio)
-    biased = penalties(s, table, found.ids, said, copies)
+    trainer = source.trainer or TRAINER
+    biased = penalties(s, table, found.ids, said, copies, lambda ids: contexts(run, trainer, ids))
     rules = {
         "units": scaled,
         "off-by-one": shift,
         "inserted-token": split,
-        "different-inputs": different_inputs(run, sequences, found.profile),
+        INPUTS: different_inputs(run, sequences, found.profile, related),
         "temperature-one-sided": tempered,
         "logprob-divided-by-temperature": ratio,
         "top-p-renormalisation": top_p,
@@ -107,6 +110,9 @@ def _round(
         repairs.append(("off-by-one", lambda plan: replace(plan, left_out=plan.left_out | misplaced)))
     if pieces and split.evidence["share_split"] <= MOST:
         repairs.append(("inserted-token", lambda plan: replace(plan, left_out=plan.left_out | pieces)))
+    if related.foreign and related.share <= MOST:
+        foreign = set(related.foreign)
+        repairs.append((INPUTS, lambda plan: replace(plan, left_out=plan.left_out | foreign)))
     if scaled.passed is False:
         factor = float(scaled.evidence["factor"])
         repairs.append(("units", lambda plan: replace(plan, scale=plan.scale * factor)))
@@ -114,31 +120,3 @@ def _round(
     if ids:
         repairs.append((PENALTIES, lambda plan: replace(plan, token_ids=plan.token_ids + ids)))
     return rules, repairs, s
-
-
-def _merged(last: dict[str, Rule], failed: dict[str, Rule]) -> dict[str, Rule]:
-    """The last round's answers, with the failures that were undone on the way; what fails still is told with them."""
-    rules = last | failed
-    for name in failed:
-        if last[name].passed is False:
-            rules[name] = rules[name].with_evidence(still_failing_after_repair=last[name].detail)
-    return rules
-
-
-def _after(rules: dict[str, Rule], undone: list[str]) -> dict[str, Rule]:
-    """What cannot be judged: everything on values behind a pairing fault that was not undone, and of the rules on
-    sampling those behind the first that fails, as it acts on every token."""
-    pairing = (name for name in ("off-by-one", "inserted-token") if rules[name].passed is False and name not in undone)
-    unpaired = next((name for name in pairing if not (rules[name].evidence.get("mask") or {}).get("shifted")), None)
-    if unpaired is not None:
-        by_ids = rules["different-inputs"].evidence["sequences_with_both_prompts"] > 0
-        names = _UNPAIRED if by_ids else (*_UNPAIRED, "different-inputs")
-        return rules | {name: _first(rules[name], unpaired) for name in names}
-    first = next((name for name in _SEMANTIC[:-1] if rules[name].passed is False), None)
-    if first is not None:
-        rules |= {name: _first(rules[name], first) for name in _SEMANTIC[_SEMANTIC.index(first) + 1 :]}
-    return rules
-
-
-def _first(rule: Rule, fault: str) -> Rule:
-    return replace(rule, passed=None, detail=f"fix {fault} first")

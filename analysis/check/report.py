@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from timscope.analysis.check.remedies import REMEDIES
 from timscope.analysis.findings import plain
 
 Severity = Literal["error", "warn"]
@@ -22,7 +23,7 @@ class Rule:
     `passed`: True, False, or None where the run cannot decide it; then `detail` names the column or manifest field that
     is missing, or the fault that has to be fixed first. `severity` says what a failure means: an "error" makes every
     mismatch number of the run meaningless, a "warn" does not. `evidence` holds the figures that decided, and up to
-    three rows (step, sequence, position and the values there).
+    three rows (step, sequence, position and the values there). `remedy` says what to do about a failure.
     """
 
     name: str
@@ -39,6 +40,11 @@ class Rule:
         return "ok" if self.passed else "FAILED" if self.severity == "error" else "warn"
 
     @property
+    def remedy(self) -> str | None:
+        """What to do, in one line; None where nothing failed."""
+        return REMEDIES.get(self.name) if self.passed is False else None
+
+    @property
     def blocks(self) -> bool:
         """Whether this rule alone makes the run not comparable."""
         return self.passed is False and self.severity == "error"
@@ -52,14 +58,15 @@ class Rule:
 class Report:
     """Every rule in the order in which faults should be fixed, and whether mismatch numbers mean anything at all.
 
-    `reason` is one line. `context` has the figures that belong to no single rule: the columns compared, how many tokens
-    and sequences, mean |d|, and the test of E[w] = 1.
+    `reason` is one line, `advice` another: what to do next. `context` has the figures that belong to no single rule:
+    the columns compared, how many tokens and sequences, mean |d|, and the test of E[w] = 1.
     """
 
     comparable: bool
     reason: str
     rules: list[Rule]
     context: dict[str, Any] = field(default_factory=dict)
+    advice: str = ""
 
     def rule(self, name: str) -> Rule:
         """The rule called `name`; KeyError where there is none."""
@@ -69,7 +76,8 @@ class Report:
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """A dict for json.dumps: comparable, reason, rules (name, passed, severity, detail, evidence), context."""
+        """A dict for json.dumps: comparable, reason, advice, rules (name, passed, severity, detail, evidence, remedy),
+        context."""
         rules = [
             {
                 "name": rule.name,
@@ -77,10 +85,12 @@ class Report:
                 "severity": rule.severity,
                 "detail": rule.detail,
                 "evidence": _json(rule.evidence),
+                "remedy": rule.remedy,
             }
             for rule in self.rules
         ]
-        return {"comparable": self.comparable, "reason": self.reason, "rules": rules, "context": _json(self.context)}
+        said = {"comparable": self.comparable, "reason": self.reason, "advice": self.advice}
+        return {**said, "rules": rules, "context": _json(self.context)}
 
 
 def _json(value: Any) -> Any:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from timscope.analysis.check.curves import shape
-from timscope.analysis.check.regressions import MIN_SEQUENCES, MIN_TOKENS, both, scale, unit_mean
+from timscope.analysis.check.regressions import MAX_Z, MIN_SEQUENCES, MIN_TOKENS, both, scale, unit_mean
 from timscope.analysis.check.sums import Table
 from timscope.analysis.check.thinned import Thinned
 
@@ -34,7 +34,7 @@ class Semantics:
     t inside narrow bins of H, which is b of a temperature whatever its entropy. `scale`: r = scale t. `positive`: share
     of y > 0 among the tokens with the higher half of H (of -r where H is missing). `linear`: R^2 of y = c H over bins.
     `plateau`: mean y in the top quarter of bins; `rise`: that against the bins in the middle. `mean_weight` and
-    `weight_z`: E[w] and its z.
+    `weight_z`: E[w] and its z, which is too much beyond `weight_bound`; `capped_*`: the same of min(w, 4).
     """
 
     tokens: int
@@ -44,6 +44,9 @@ class Semantics:
     mean_weight: float | None = None
     weight_se: float | None = None
     weight_z: float | None = None
+    weight_bound: float = MAX_Z
+    capped_weight: float | None = None
+    capped_z: float | None = None
     scale: float | None = None
     scale_z: float | None = None
     explained_scale: float | None = None

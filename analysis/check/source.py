@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from timscope.analysis.check.copies import Copies
 from timscope.analysis.check.dump import Notes, copied_old, zero_filled_old
 from timscope.analysis.check.facts import Declared, declared, vocabulary
+from timscope.analysis.check.placeholders import zero_limit
 from timscope.analysis.check.plan import Plan
 from timscope.analysis.check.reading import present
 from timscope.analysis.check.report import Rule
-from timscope.analysis.check.value_rules import zero_limit
 from timscope.analysis.columns import LOSS, ROLLOUT, TRAINER
 from timscope.analysis.faults import by_step, copied_steps
 from timscope.data import Run

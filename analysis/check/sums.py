@@ -12,17 +12,18 @@ import numpy as np
 
 from timscope.analysis.check.pairs import Floats, Pairs
 
+MAX_WEIGHT = 4.0
 # Columns of the table; r, t, H are centred on nothing: the models of the rules go through 0.
-ALL = ("n", "abs", "excess", "r", "t", "rr", "rt", "tt")
+ALL = ("n", "abs", "excess", "capped", "r", "t", "rr", "rt", "tt")
 FIRST = ("n1", "rr1", "rt1", "tt1", "rH1", "tH1", "HH1")
 GROUP = ("seen_n", "seen_y")
 
 
 @dataclass
 class Table:
-    """One row a sequence: `step`, `sequence`, and the sums of ALL (every compared token: counts, |d|, w - 1, r, t
-    and products), FIRST (tokens whose id is new in the sequence and whose entropy is known) and GROUP (repeated
-    tokens)."""
+    """One row a sequence: `step`, `sequence`, and the sums of ALL (every compared token: counts, |d|, w - 1,
+    min(w, 4) - 1, r, t and products), FIRST (tokens whose id is new in the sequence and whose entropy is known) and
+    GROUP (repeated tokens)."""
 
     columns: dict[str, Floats]
     step: Floats
@@ -55,13 +56,14 @@ class Sums:
         first_rows = chunk.starts[pairs.which]
         r, t, y = pairs.r, pairs.t, pairs.y
         with np.errstate(over="ignore"):
-            excess = sums(np.expm1(-y))
+            excess = np.expm1(-y)
         part = {
             "step": chunk.step[first_rows].astype(np.float64),
             "sequence": chunk.sequence[first_rows].astype(np.float64),
             "n": pairs.lengths.astype(np.float64),
             "abs": sums(np.abs(y)),
-            "excess": excess,
+            "excess": sums(excess),
+            "capped": sums(np.minimum(excess, MAX_WEIGHT - 1)),
             "r": sums(r),
             "t": sums(t),
             "rr": sums(r * r),

@@ -1,42 +1,17 @@
-"""Rules 2 to 4: non-finite values, placeholders, storage type."""
+"""Rules 2 and 4: non-finite values, storage type."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from timscope.analysis.check.facts import Declared
 from timscope.analysis.check.report import ROWS, Rule
-from timscope.analysis.check.values import Values, widest
+from timscope.analysis.check.values import Values
+from timscope.analysis.check.widths import widest
 from timscope.analysis.columns import LOSS, ROLLOUT, TRAINER
 from timscope.analysis.findings import nats, percent
 
 _PAIR = (ROLLOUT, TRAINER, LOSS)
-SURE, NOISE = -0.05, 0.5  # nats
-
-
-def zero_limit(declared: Declared) -> float:
-    """t (nats) below which an exact 0.0 of r is a placeholder.
-
-    0.0 means "certain". Without truncation that needs p within float32 of 1. A nucleus of one token is certain too: its
-    kept mass is at least top_p (min_p has no such bound: a fifth is taken; half where the manifest is silent), and t
-    may be off by the ordinary mismatch. A low temperature sharpens: r is exactly 0 where the best logit leads by
-    16.6 T, which at T = 1 is a t of about -exp(-16.6 T) times a few rivals.
-    """
-    limit = SURE
-    if declared.rollout_mode == "raw":
-        return limit
-    if declared.top_k == 1 or declared.temperature == 0.0:
-        return -math.inf
-    if declared.truncates is None:
-        limit = math.log(0.5) - NOISE
-    if (declared.top_p or 1.0) < 1.0:
-        limit = min(limit, math.log(max(declared.top_p or 1.0, 1e-6)) - NOISE)
-    if (declared.min_p or 0.0) > 0.0:
-        limit = min(limit, math.log(0.2) - NOISE)
-    if declared.temperature is not None and declared.temperature < 0.3:
-        limit = min(limit, -math.log1p(20.0 * math.exp(-16.6 * declared.temperature)))
-    return limit
 
 
 def non_finite(values: Values, declared: Declared, notes: list[dict[str, Any]]) -> Rule:
@@ -73,49 +48,6 @@ def non_finite(values: Values, declared: Declared, notes: list[dict[str, Any]]) 
         {**evidence, "rows": rows[:ROWS]},
         "error" if serious else "warn",
     )
-
-
-def placeholder(values: Values, notes: list[dict[str, Any]]) -> Rule:
-    """Exact constants that stand for "no log-prob": 0.0, 1.0, -1, -100, -9999, -1e9, log(1 / vocabulary)."""
-    if not values.there[ROLLOUT] and not notes:
-        return Rule("placeholder", None, "rollout_logprob is missing")
-    right = values.plan.trainer
-    told = {key: v for key, v in values.placeholders.items() if not _nucleus(values, key)}
-    inside = {key: v for key, v in told.items() if key[2] != "outside the loss"}
-    evidence: dict[str, Any] = {
-        "zero_counts_where_other_side_below": values.plan.zero_limit,
-        "found": [
-            {"column": column, "value": value, "place": place, "tokens": v.count}
-            for (column, value, place), v in sorted(values.placeholders.items(), key=lambda kv: -kv[1].count)
-        ],
-        "rows": [row for v in (inside or told).values() for row in v.rows[:1]][:ROWS],
-    }
-    if notes:
-        evidence["imported"] = notes[:ROWS]
-    if not told and not notes:
-        if right is None:
-            return Rule("placeholder", None, "an exact 0.0 cannot be judged: old_logprob is missing", evidence)
-        return Rule("placeholder", True, "no constant stands in for a log-prob", evidence)
-    if not told:
-        return Rule("placeholder", False, str(notes[0]["detail"]), evidence)
-    told = inside or told
-    by_value: dict[tuple[str, float], dict[str, int]] = {}
-    for (column, value, place), v in told.items():
-        by_value.setdefault((column, value), {})[place] = v.count
-    said = "; ".join(
-        f"{column} is exactly {value:g} on {sum(places.values()):,} tokens ({', '.join(places)})"
-        for (column, value), places in list(by_value.items())[:2]
-    )
-    return Rule("placeholder", False, said, evidence, "error" if inside else "warn")
-
-
-def _nucleus(values: Values, key: tuple[str, float, str]) -> bool:
-    """Whether zeros of r are nuclei of one token: under truncation a few of those lie below any limit by noise."""
-    column, value, _ = key
-    if column != ROLLOUT or value != 0.0 or values.plan.zero_limit >= SURE:
-        return False
-    below = sum(v.count for (c, x, _), v in values.placeholders.items() if c == ROLLOUT and x == 0.0)
-    return below <= 0.01 * values.zeros
 
 
 def storage_dtype(values: Values, mean_abs: float | None) -> Rule:

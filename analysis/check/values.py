@@ -4,38 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from timscope.analysis.check.chance import accident, neighbours
 from timscope.analysis.check.chunks import FLOATS, Bools, Chunk
 from timscope.analysis.check.pairs import left_out
 from timscope.analysis.check.plan import Plan, sentinels
 from timscope.analysis.check.structure import Violations
+from timscope.analysis.check.widths import Widths, widest
 from timscope.analysis.columns import LOSS, ROLLOUT, TRAINER
-
-# Smaller values of a float32 log-softmax lie on the lattice of their logits (2^-19 to 2^-20) and look rounded.
-LARGE_ENOUGH = 2.0**-7
-DECIMALS = (1, 2, 3, 4, 5)
-_SAMPLE = 16_384  # values a chunk and column
-
-
-@dataclass
-class Widths:
-    """Of one column: values looked at, how many bf16 and fp16 hold exactly, how many have so few decimals, sum |x|."""
-
-    n: int = 0
-    bf16: int = 0
-    fp16: int = 0
-    total: float = 0.0
-    decimal: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass
 class Values:
     """Collects, by column: `missing` and `wrong[column, kind]` (nan, inf, -inf) in the loss, `outside` the same outside
-    it, placeholders by (column, value, place), exact zeros of r in the loss, and how wide the values are."""
+    it, placeholders by (column, value, place), exact zeros of r in the loss, how wide the values are, and by (column,
+    filler) how many tokens lie `around` a filler."""
 
     plan: Plan
     missing: Counter[str] = field(default_factory=Counter)
@@ -44,6 +30,7 @@ class Values:
     there: Counter[str] = field(default_factory=Counter)
     placeholders: dict[tuple[str, float, str], Violations] = field(default_factory=dict)
     zeros: int = 0
+    around: Counter[tuple[str, float]] = field(default_factory=Counter)
     widths: dict[str, Widths] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
@@ -52,7 +39,7 @@ class Values:
             self._finite(chunk, column)
         for column in (ROLLOUT, TRAINER, LOSS):
             if chunk.null[column] is not True:
-                self._width(chunk.values[column][chunk.mask], self.widths.setdefault(column, Widths()))
+                self.widths.setdefault(column, Widths()).add(chunk.values[column][chunk.mask])
         self.zeros += int((chunk.mask & (chunk.values[ROLLOUT] == 0.0)).sum())
         right = self.plan.trainer
         for left, other in ((ROLLOUT, right), (right, ROLLOUT)):
@@ -78,29 +65,15 @@ class Values:
                 self.wrong.setdefault((column, kind), Violations()).add(chunk, there & chunk.mask)
             self.outside[column, kind] += int((there & ~chunk.mask).sum())
 
-    @staticmethod
-    def _width(x: npt.NDArray[np.float32], widths: Widths) -> None:
-        """An even sample is enough for a share of 99 %."""
-        x = x[:: max(1, len(x) // _SAMPLE)]
-        with np.errstate(invalid="ignore", over="ignore"):
-            x = x[(np.abs(x) > LARGE_ENOUGH) & np.isfinite(x)]
-            widths.n += len(x)
-            widths.bf16 += int(((x.view(np.uint32) & 0xFFFF) == 0).sum())
-            widths.fp16 += int((x.astype(np.float16).astype(np.float32) == x).sum())
-        wide = x.astype(np.float64)
-        widths.total += float(np.abs(wide).sum())
-        for digits in DECIMALS:
-            scaled = wide * 10.0**digits
-            # Half a unit in the last place of a float32 is what writing the decimals and reading them back leaves.
-            near = np.abs(scaled - np.rint(scaled)) <= np.abs(scaled) * 2.0**-24 + 1e-12
-            widths.decimal[digits] += int(near.sum())
-
     def _placeholders(self, chunk: Chunk, left: str, right: str | None) -> None:
         found = sentinels(chunk, self.plan, left, right)
         if self.plan.fake_steps:
             found = found & ~np.isin(chunk.step, list(self.plan.fake_steps))
         if self.plan.left_out and found.any():
             found = found & ~left_out(chunk, self.plan)
+        if right is not None and chunk.null[right] is not True:
+            for value in self.plan.fillers:
+                self.around[left, float(np.float32(value))] += neighbours(chunk, self.plan, left, right, value)
         if not found.any():
             return
         rows = np.flatnonzero(found)
@@ -110,6 +83,14 @@ class Values:
             for place in np.unique(places[values == value]):
                 key = (left, float(value), str(place))
                 self.placeholders.setdefault(key, Violations()).add(chunk, rows[(values == value) & (places == place)])
+
+    def chance(self, column: str, value: float) -> bool:
+        """Whether a filler's tokens are no more than there would be without any fault."""
+        if (column, value) not in self.around:
+            return False
+        count = sum(v.count for (c, x, _), v in self.placeholders.items() if (c, x) == (column, value))
+        width = widest(self.widths[column])
+        return accident(count, self.around[column, value], value, width and width[0])
 
 
 def _places(chunk: Chunk, found: Bools) -> npt.NDArray[np.str_]:
@@ -128,18 +109,3 @@ def _places(chunk: Chunk, found: Bools) -> npt.NDArray[np.str_]:
     return np.select(
         [~chunk.mask, alone, tail, turn], ["outside the loss", "last token", "tail", "turn start"], "inside"
     )
-
-
-def widest(widths: Widths) -> tuple[str, float, dict[str, Any]] | None:
-    """The narrow type that holds more than 99 % of a column's values, with its rounding error as a share of the value
-    (or in nats for decimals), or None."""
-    if widths.n <= 200:
-        return None
-    for name, count, floor in (("bf16", widths.bf16, 2.0**-9), ("fp16", widths.fp16, 2.0**-12)):
-        if count > 0.99 * widths.n:
-            return name, floor * widths.total / widths.n, {"share": count / widths.n, "relative_floor": floor}
-    for digits in DECIMALS:
-        if widths.decimal[digits] > 0.99 * widths.n:
-            floor = 0.5 * 10.0**-digits
-            return f"{digits}-decimal", floor, {"share": widths.decimal[digits] / widths.n}
-    return None

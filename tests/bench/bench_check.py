@@ -2,10 +2,10 @@
 
 Run by hand: python tests/bench/bench_check.py [TOKENS]. The run is made of whole answers of the recorded one, 16 to a
 sequence, drawn with replacement and changed in nothing, so every pair of log-probs is a real one. They are drawn with
-slightly uneven odds (a few per cent): with even ones E[w] of ten million drawn tokens is that of the 512 answers, 0.9995
-and by then 14 standard errors from 1, though the answers themselves came from a valid sampler. The check runs in a
-process of its own on two cores, so that its time and peak memory are its own. Exit code 1 where the clean run is refused
-or a rule fails, or 10 M tokens take 10 s or more.
+slightly uneven odds (a few per cent): with even ones E[w] of ten million drawn tokens is that of the 512 answers, which
+is 0.9995 and by then many standard errors from 1, though the answers came from a valid sampler. The check runs in a
+process of its own on two cores, so that its time and peak memory are its own. Exit code 1 where the clean run is
+refused or a rule fails, or 10 M tokens take 10 s or more.
 """
 
 from __future__ import annotations
