@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from timscope.app.output import Json, console, number, print_json, say, table
+from timscope.data.errors import BadInput
 
 
 def _list(wanted: bool) -> None:
@@ -33,7 +34,13 @@ def import_run(
     """Import a dump of another framework. Exit code 1 where the dump is damaged: cut short, ranks missing, zeros."""
     from timscope.data.importers.convert import import_dump
 
-    done = import_dump(source, run_path, format=format, overwrite=overwrite)
+    try:
+        done = import_dump(source, run_path, format=format, overwrite=overwrite)
+    except OSError as error:  # no right, no room, a name too long
+        raise BadInput(
+            f"{run_path} cannot be written ({error.strerror or error}): give a directory with room and the right to "
+            "write; the same command goes on where it stopped"
+        ) from error
     imported = done.imported
     if as_json:
         counts: dict[str, Any] = {"steps": done.steps, "sequences": done.sequences, "tokens": done.tokens}

@@ -73,7 +73,10 @@ def lines(path: Path, findings: Findings, start: int = 0) -> Iterator[Line]:
             file=path.name, line=number + 1, offset=offset, error=str(error),
         )  # fmt: skip
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror or error}): give the file that the framework wrote, with the "
+            "right to read it"
+        ) from error
 
 
 def _left_out(findings: Findings, path: Path, number: int, offset: int, raw: bytes) -> None:

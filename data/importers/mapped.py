@@ -20,7 +20,10 @@ class MappedFile:
                     raise Damaged(f"{path} is empty: copy it again")
                 self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+            raise BadInput(
+                f"{path} cannot be read ({error.strerror or error}): give the file that the framework wrote, with the "
+                "right to read it"
+            ) from error
         self.view = memoryview(self._map)
 
     def forget(self) -> None:

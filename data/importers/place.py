@@ -8,6 +8,7 @@ from pathlib import Path
 from timscope.data.errors import BadInput
 from timscope.data.layout import MANIFEST
 from timscope.data.manifest_file import read_manifest
+from timscope.data.rank_state import FOLDER as RECORDER
 from timscope.data.schema import TABLES
 from timscope.data.storage import Storage
 
@@ -17,7 +18,18 @@ def prepare(source: Path, run_path: str | os.PathLike[str], format_name: str, ov
 
     Raises BadInput where it holds a recorded run, another import, or other files.
     """
+    if not os.fspath(run_path).strip():
+        raise BadInput("the name of the run is empty: give a directory")
     storage = Storage(run_path)
+    try:
+        _prepare(storage, source, run_path, format_name, overwrite)
+    except OSError as error:
+        raise BadInput(f"{os.fspath(run_path)} cannot be used: {error.strerror or error}; give another one") from error
+
+
+def _prepare(
+    storage: Storage, source: Path, run_path: str | os.PathLike[str], format_name: str, overwrite: bool
+) -> None:
     if storage.local and Path(storage.root).resolve() == source.resolve():
         raise BadInput(f"{source} is the dump itself: give another directory for the run")
     if not storage.exists(MANIFEST):
@@ -28,7 +40,7 @@ def prepare(source: Path, run_path: str | os.PathLike[str], format_name: str, ov
     if imported is None:
         raise BadInput(f"{os.fspath(run_path)} holds a run that was recorded, not imported: give a new directory")
     if overwrite:
-        for name in (*TABLES, "replays", "weights", MANIFEST):
+        for name in (*TABLES, "replays", "weights", RECORDER, MANIFEST):
             if storage.exists(name):
                 storage.fs.rm(f"{storage.root}/{name}", recursive=True)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -31,13 +32,14 @@ def choose(source: Path, name: str = "auto") -> Format:
         if name not in known:
             raise BadInput(f"{name!r} is no format: there are {', '.join(known)}")
         return known[name]
-    if not source.exists():
+    if not os.path.exists(source):  # Path.exists raises where a name is too long
         raise BadInput(f"{source} does not exist: give the file or folder that the framework wrote")
     matching = [one for one in known.values() if one.detect(source)]
     if not matching:
+        what = "the folder that holds it, as the framework wrote it" if source.is_file() else "the dump's own folder"
         raise BadInput(
-            f"{source} is not a dump that is known here: give the file or folder that the framework wrote, or name its "
-            f"format with --format ({', '.join(known)})"
+            f"{source} is not a dump that is known here: give {what}, or name its format with --format "
+            f"({', '.join(known)})"
         )
     if len(matching) > 1:
         raise BadInput(f"{source} may be {' or '.join(one.name for one in matching)}: choose with --format")

@@ -27,7 +27,10 @@ _EVAL = re.compile(r"eval_(\d+)\.pt")
 
 
 def _folder(path: Path) -> tuple[list[tuple[int, Path]], list[tuple[int, Path]]]:
-    """Rollout files and train files by id, of the dump folder or of one of its two parts."""
+    """Rollout files and train files by id, of the dump folder, of one of its two parts, or one file of a part."""
+    if (match := _NAME.fullmatch(path.name)) and path.is_file():
+        only, kind = [(int(match[1]), path)], path.absolute().parent.name
+        return (only if kind == "rollout_data" else [], only if kind == "train_data" else [])
     if path.name in ("rollout_data", "train_data"):
         own = numbered(path, _NAME)
         return (own, []) if path.name == "rollout_data" else ([], own)
@@ -35,8 +38,8 @@ def _folder(path: Path) -> tuple[list[tuple[int, Path]], list[tuple[int, Path]]]
 
 
 def detect(path: Path) -> bool:
-    """Whether `path` is a --dump-details folder, or its rollout_data or train_data."""
-    return path.is_dir() and any(_folder(path))
+    """Whether `path` is a --dump-details folder, its rollout_data or train_data, or a file of one of these."""
+    return any(_folder(path))
 
 
 def read(path: Path, findings: Findings, facts: dict[str, Any]) -> Iterator[Part]:

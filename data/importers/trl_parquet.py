@@ -64,6 +64,8 @@ def read(path: Path, findings: Findings, facts: dict[str, Any]) -> Iterator[Part
         if step in state.steps:
             yield step_part(step, state.steps[step])
         if step in files:
+            if not _is_dump(files[step], findings):
+                continue
             try:
                 written = [signature(r) for r in _records(files[step])]
             except (pa.ArrowException, OSError) as error:
@@ -78,6 +80,18 @@ def read(path: Path, findings: Findings, facts: dict[str, Any]) -> Iterator[Part
                 )  # fmt: skip
             before = written
             yield from parts(step, _rows(step, files[step], again, state, findings), findings)
+
+
+def _is_dump(file: Path, findings: Findings) -> bool:
+    """Whether the file has completions; what is no Parquet file at all is found out when it is read."""
+    try:
+        with pq.ParquetFile(file) as source:
+            there = source.schema_arrow.names
+    except (pa.ArrowException, OSError):
+        return True
+    if "completion" not in there:
+        findings.note("integrity", "files without a column completion are left out", file=file.name, columns=there[:20])
+    return "completion" in there
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:

@@ -134,3 +134,11 @@ def test_list_of_formats(timscope: Timscope) -> None:
     assert result.returncode == 0
     for name in ("slime", "skyrl", "verl-batch", "nemo-rl", "prime-rl", "trl-parquet"):
         assert name in result.stdout
+
+
+def test_a_place_that_cannot_be_written_is_one_line(timscope: Timscope, tmp_path: Path) -> None:
+    """No right, no room, a file in the way: OSErrors all."""
+    (tmp_path / "file").touch()
+    result = timscope("import", write_dump(tmp_path / "dump"), tmp_path / "file" / "run")
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert "cannot be written (Not a directory): give a directory" in result.stderr
