@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import duckdb
@@ -34,6 +35,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def _file(path: str) -> str:
+    """A quoted file name as DuckDB takes it: it expands *, ? and [ in names, and would read the files of other runs."""
+    return literal(re.sub(r"[*?\[]", r"[\g<0>]", path))
+
+
 def _table_view(con: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, parts: Sequence[str]) -> None:
     """A view with every schema column (NULL where no part has it), then whatever else the parts hold."""
     types = {f.name: _TYPES[str(f.type)] for f in schema}
@@ -41,7 +47,7 @@ def _table_view(con: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, pa
         columns = ", ".join(f"NULL::{t} AS {quote(c)}" for c, t in types.items())
         con.execute(f"CREATE OR REPLACE VIEW {quote(name)} AS SELECT {columns} WHERE false")
         return
-    files = ", ".join(literal(p) for p in parts)
+    files = ", ".join(map(_file, parts))
     # union_by_name: steps of one run may carry different metric columns.
     source = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
     there = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]

@@ -163,3 +163,16 @@ def test_run_in_memory_through_fsspec() -> None:
         writer.complete(0)
     with open_run(url) as run:
         assert run.tokens()["old_logprob"].to_list() == [-0.5]
+
+
+@pytest.mark.parametrize("where", ["run[1]", "run*", "run?", "file://run[1]", "memory://run[1]"])
+def test_a_run_whose_name_is_a_pattern_reads_its_own_files(tmp_path: Path, where: str) -> None:
+    """DuckDB expands *, ? and [: run* would show the tokens of run1 as its own."""
+    scheme, _, name = where.rpartition("://")
+    root = f"{scheme}://{tmp_path}" if scheme else str(tmp_path)
+    for number, place in enumerate((f"{root}/run1", f"{root}/{name}")):
+        with RunWriter(place) as writer:
+            writer.put("tokens", 0, {"sequence": [0], "position": [0], "token_id": [number], "mask": [True]})
+            writer.complete(0)
+    with open_run(f"{root}/{name}") as run:
+        assert run.tokens()["token_id"].to_list() == [1]
