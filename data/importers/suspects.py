@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from timscope.data.importers.base import Findings, Part
 from timscope.data.importers.columns import Floats
 
+_HANDFUL = 4  # tokens: a policy may be that sure for once
+
 
 def scored(values: Floats, sampled: NDArray[np.bool_]) -> Floats:
     """Log-probs (n,) with exact zeros outside `sampled` (n,) as missing: there 0.0 is what frameworks fill in."""
@@ -37,6 +39,8 @@ class _Tally:
     rollout_zero: int = 0
     both: int = 0
     equal: int = 0
+    unfilled: int = 0  # sequences whose old log-probs are all 0.0 where the rollout's are not
+    first: int | None = None
 
     def add(self, tokens: dict[str, Any]) -> None:
         old, rollout = tokens.get("old_logprob"), tokens.get("rollout_logprob")
@@ -53,12 +57,23 @@ class _Tally:
                 a, b = (np.ma.getdata(v).astype(np.float32) for v in (old, rollout))
             self.both += int(np.count_nonzero(there))
             self.equal += int(np.count_nonzero((a == b) & there))
+            self._add_sequences(np.asarray(tokens["sequence"]), (a == 0.0) & (b != 0.0) & there, there)
+
+    def _add_sequences(self, sequence: NDArray[Any], filled: NDArray[np.bool_], there: NDArray[np.bool_]) -> None:
+        """A sequence (whole within a part) counts where all of its tokens are filled and they are no handful."""
+        names, row = np.unique(sequence, return_inverse=True)
+        tokens = np.bincount(row, there, minlength=len(names))
+        whole = (tokens >= _HANDFUL) & (np.bincount(row, filled, minlength=len(names)) == tokens)
+        self.unfilled += int(np.count_nonzero(whole))
+        if self.first is None and whole.any():
+            self.first = int(names[whole][0])
 
 
 def watched(parts: Iterable[Part], findings: Findings) -> Iterator[Part]:
     """The parts, unchanged; notes once a step "zero-filled-old", "zero-filled-rollout" and "old-copies-rollout".
 
-    A column is zero-filled where every value of the step is exactly 0.0, copied where every pair is equal.
+    A column is zero-filled where every value of the step is exactly 0.0, copied where every pair is equal. Old
+    log-probs are also zero-filled where this is so for single sequences and the rollout's are not 0.0 there.
     """
     tally: _Tally | None = None
     for part in parts:
@@ -80,6 +95,11 @@ def _note(tally: _Tally, findings: Findings) -> None:
         findings.note(
             "zero-filled-old", "old_logprob is exactly 0.0 everywhere in a step: not a measurement",
             step=tally.step, tokens=tally.old,
+        )  # fmt: skip
+    elif tally.unfilled:
+        findings.note(
+            "zero-filled-old", "old_logprob is exactly 0.0 over whole sequences: not a measurement of these",
+            count=tally.unfilled, step=tally.step, sequence=tally.first,
         )  # fmt: skip
     if rollout_empty:
         findings.note(

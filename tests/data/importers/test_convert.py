@@ -116,6 +116,17 @@ def test_zero_filled_old(tmp_path: Path) -> None:
         assert run.tokens()["old_logprob"].to_list() == [0.0] * 480  # kept as it came
 
 
+def test_zero_filled_old_of_some_sequences(tmp_path: Path) -> None:
+    """Not where the rollout is as sure of every token: a collapsed policy may be."""
+    rollouts = noisy()
+    for i in (3, 5, 6):
+        rollouts[i].trainer = [0.0] * len(rollouts[i].trainer)
+    rollouts[6].rollout = [0.0] * len(rollouts[6].rollout)
+    done = import_dump(write_slime(tmp_path / "d", {0: rollouts}), tmp_path / "run")
+    (found,) = [f for f in done.imported.findings if f.kind == "zero-filled-old"]
+    assert (found.count, found.evidence) == (2, {"step": 0, "sequence": 3}) and done.damaged
+
+
 def test_copied_old_is_the_bypass_mode(tmp_path: Path) -> None:
     rollouts = noisy()
     for sample in rollouts:
