@@ -22,10 +22,12 @@ from timscope.data.importers.watch import Watch
 from timscope.data.manifest import Algorithm, Imported, ImportFinding, Manifest
 from timscope.data.writer import RunWriter
 
-# Findings that say that data is lost, misplaced or no measurement: the run is not what the job saw.
+# Findings that say that data is lost, misplaced or no measurement: the run is not what the job saw. A step that is gone
+# (of a dump that is written every step) is such a loss; "non-finite" is none: the job itself computed that NaN, the
+# import brings it faithfully, and `timscope check` fails on it.
 DAMAGE = frozenset(
-    {"broken-line", "integrity", "missing-rank", "missing-ranks", "off-by-one", "truncated-dump", "zero-filled-old",
-     "zero-filled-rollout"}
+    {"broken-line", "integrity", "missing-rank", "missing-ranks", "missing-step", "off-by-one", "truncated-dump",
+     "zero-filled-old", "zero-filled-rollout"}
 )  # fmt: skip
 # Parts waiting for the disk; each holds up to PART_TOKENS tokens (about 100 MB).
 _QUEUE = 4

@@ -68,6 +68,9 @@ class Watch:
         """See `Imported.tier`; decided by the columns that are really there."""
         if not self.tokens:
             return "T1" if self.sequences else "T0"
+        # Rows of masks, advantages or lengths alone say no more about the engines than the texts do.
+        if not self.has("token_id") and not self.has("rollout_logprob"):
+            return "T1"
         trainer = self.has("loss_logprob") or (self.has("old_logprob") and not self.zero_old)
         if not (trainer and self.has("rollout_logprob") and self.has("advantage")):
             return "T2"
@@ -79,9 +82,10 @@ class Watch:
             what = "texts and rewards, no token ids, and text does not give them back" if self.sequences else "metrics"
             return {command: f"the dump holds {what}" for command in _COMMANDS} | self._short()
         reasons: dict[str, str] = {}
-        if not self.has("prompt_ids"):
+        if not (self.has("prompt_ids") and self.has("token_id")):
+            what = "response" if self.has("prompt_ids") else "prompt"
             reasons["replay"] = reasons["localize"] = (
-                "the dump holds no prompt token ids, so nothing can be scored again"
+                f"the dump holds no {what} token ids, so nothing can be scored again"
             )
         if not self.has("rollout_logprob"):
             reasons["diagnose"] = reasons["corrections"] = reasons["calibrate"] = "the dump holds no rollout log-probs"
