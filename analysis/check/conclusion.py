@@ -12,28 +12,30 @@ from timscope.analysis.check.source import Source
 from timscope.analysis.check.validity import invalid, testable
 from timscope.analysis.columns import ROLLOUT
 from timscope.analysis.findings import nats
+from timscope.data import Run
 
 
-def conclude(rules: list[Rule], pair: Source, judged: Judged, cannot: str | None) -> tuple[bool, str, str]:
-    """Whether the run is comparable, why, and what to do. `cannot`: what an importer said of its dump."""
+def conclude(run: Run, rules: list[Rule], pair: Source, judged: Judged) -> tuple[bool, str, str]:
+    """Whether the run is comparable, why, and what to do."""
     s = judged.figures
     blocking = [rule.name for rule in rules if rule.blocks]
     if blocking:
         return False, ", ".join(blocking), FIX_IN_ORDER
     if pair.missing:
-        why = f" ({cannot})" if cannot else ""
-        return False, f"{_listed(pair.missing)} missing{why}: nothing to compare", NO_COLUMNS
+        cannot = run.manifest.imported.cannot.get("diagnose") if run.manifest.imported else None
+        said = f"nothing to compare, {_listed(pair.missing)} missing"
+        return False, said + (f" ({cannot})" if cannot else ""), NO_COLUMNS
     if not s.tokens:
         return False, f"no token in the loss has both {ROLLOUT} and {pair.trainer}", NO_PAIR
-    if why := invalid(s):
-        return False, why, NOT_A_LOGPROB
+    if (wrong := invalid(s)) is not None:
+        return False, wrong, NOT_A_LOGPROB
     said = f"{s.tokens:,} tokens of {s.sequences:,} sequences, mean |d| {nats(s.mean_abs)} nats"
     if s.mean_weight is not None and s.weight_z is not None:
-        said += f", E[w] {s.mean_weight:.4f} (z {s.weight_z:+.1f})"
+        said += f", E[w] {s.mean_weight:.4f} where 1 is sound (z {s.weight_z:+.1f})"
     warned = [rule.name for rule in rules if rule.passed is False]
     if any(rule.name == "old-copies-rollout" and rule.passed is None for rule in rules):
         warned.append("old-copies-rollout (not decided)")
-    return True, said + (f"; mind {', '.join(warned)}" if warned else ""), NEXT
+    return True, said + (f"; mind {', '.join(warned)}" if warned else ""), NEXT.format(run=run.path)
 
 
 def context(pair: Source, judged: Judged, notes: Notes, known: tuple[str, ...]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _evidence(cause: Cause | None, told: list[dict[str, Any]]) -> dict[str, Any]
 
 def _absent(name: str, steps: pl.DataFrame, said: str) -> tuple[Rule, list[int]]:
     if not steps.height:
-        return Rule(name, None, f"needs {ROLLOUT} and {TRAINER}", {"missing": [TRAINER]}), []
+        return Rule(name, None, f"needs {ROLLOUT}, {TRAINER}", {"missing": [TRAINER]}), []
     return Rule(name, True, said, {"steps": steps.height}), []
 
 

@@ -40,6 +40,8 @@ RULES = (
     "old-copies-rollout",
     "truncated-dump",
 )
+# These can say something of one column alone.
+_OF_VALUES = ("non-finite", "placeholder", "storage-dtype", "zero-filled-old", "old-copies-rollout")
 # These read an importer's findings themselves.
 _OWN_NOTES = frozenset(
     {"integrity", "non-finite", "placeholder", "zero-filled-old", "old-copies-rollout", "truncated-dump"}
@@ -76,12 +78,12 @@ def run_checks(run: Run) -> Report:
         "truncated-dump": truncated_dump(run, notes),
     }
     if pair.missing:
-        for name in judged.rules:
-            if rules[name].passed is not False and name != "different-inputs":
+        for name in (*judged.rules, *_OF_VALUES):
+            asked = name in _OF_VALUES and rules[name].passed is not None
+            if rules[name].passed is not False and name != "different-inputs" and not asked:
                 rules[name] = no_pair(name, pair.missing)
     ordered = [_noted(rules[name], notes) for name in RULES]
-    cannot = run.manifest.imported.cannot.get("diagnose") if run.manifest.imported else None
-    comparable, reason, advice = conclude(ordered, pair, judged, cannot)
+    comparable, reason, advice = conclude(run, ordered, pair, judged)
     return Report(comparable, reason, ordered, context(pair, judged, notes, RULES), advice)
 
 

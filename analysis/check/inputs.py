@@ -49,7 +49,9 @@ def different_inputs(run: Run, sequences: pl.DataFrame, profile: Profile, found:
     if known.height:
         return Rule(NAME, True, f"{known.height:,} prompts are the same on both sides", evidence)
     if ratio is not None:
-        return Rule(NAME, True, f"early |d| {ratio:.2f} times late; engine_prompt_ids missing", evidence)
+        return Rule(
+            NAME, True, f"|d| at the start is {ratio:.2f} times that at the end (no engine_prompt_ids)", evidence
+        )
     said = "needs engine_prompt_ids, or long responses"
     return Rule(NAME, None, said, {**evidence, "missing": ["engine_prompt_ids"]})
 

@@ -14,7 +14,7 @@ from timscope.data import Run
 # What is said of each violation. Those of _SOFT leave the numbers of the remaining tokens meaningful.
 _SAID = {
     "logprob_without_token": "log-probs without a token",
-    "shorter": "tokens in the loss without a log-prob: columns of different lengths",
+    "shorter": "tokens in the loss without a log-prob (columns of different lengths)",
     "length": "sequences whose num_tokens differs from their token rows",
     "without_row": "sequences with tokens but no row in `sequences`, or the reverse",
     "repeated_sequence": "sequences that come twice",
@@ -38,7 +38,7 @@ _SOFT = frozenset({"rank_missing", "drops", "version_back", "version_ahead", "ve
 def integrity(run: Run, structure: Structure, sequences: pl.DataFrame, notes: list[dict[str, Any]]) -> Rule:
     """The rule `integrity`. `notes` are an importer's findings of this kind."""
     if not structure.tokens:
-        return Rule("integrity", None, "no tokens: the run holds no token table", {"tokens": 0})
+        return Rule("integrity", None, "needs tokens: the run has none", {"tokens": 0})
     found: dict[str, dict[str, Any]] = {}
     small: dict[str, Any] = {}
     for name, violation in structure.found.items():
@@ -58,6 +58,7 @@ def integrity(run: Run, structure: Structure, sequences: pl.DataFrame, notes: li
     evidence: dict[str, Any] = {
         "tokens": structure.tokens,
         "in_loss": structure.in_loss,
+        "without_mask": structure.without_mask,
         "largest_token_id": structure.largest_id,
         "vocabulary": structure.vocabulary,
         "violations": found,
@@ -67,7 +68,7 @@ def integrity(run: Run, structure: Structure, sequences: pl.DataFrame, notes: li
         return Rule("integrity", True, _sound(structure, small), evidence)
     hard = [name for name in found if name.partition(":")[0] not in _SOFT]
     order = [*hard, *(name for name in found if name not in hard)]
-    said = [f"{found[n]['count']:,} {_SAID[n.partition(':')[0]]}" for n in order]
+    said = [f"{_SAID[n.partition(':')[0]]}: {found[n]['count']:,}" for n in order]
     return Rule("integrity", False, "; ".join(said[:3]), evidence, "error" if hard else "warn")
 
 

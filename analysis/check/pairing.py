@@ -45,7 +45,7 @@ def off_by_one(table: LagTable, mask: dict[str, Any] | None, split: int) -> tupl
         said = f"the loss mask is off by {mask['lag']:+d} against {mask['against']}"
         return Rule(name, False, said, {"mask": mask}), 0, set()
     if not number:
-        said = f"no sequence has {MIN_TELLING} tokens with r < -0.1"
+        said = f"needs a sequence of {MIN_TELLING} tokens with r < -0.1"
         return Rule(name, None, said, {"sequences": len(table.step), "testable": 0}), 0, set()
     lag, gain = _lags(table)
     shifted = testable & (lag != 0) & (gain > MIN_GAIN)
@@ -62,7 +62,7 @@ def off_by_one(table: LagTable, mask: dict[str, Any] | None, split: int) -> tupl
     if not shifted.any() or (share <= MOST and few):
         rivals = min(mean[k] for k in LAGS if k != 0)
         better = rivals / mean[0] if mean[0] > 0 else math.inf
-        said = f"lag 0 fits {min(better, 9999):,.0f} times better ({number:,} sequences)"
+        said = f"r fits t {min(better, 9999):,.0f} times better in place than shifted ({number:,} sequences)"
         return Rule(name, True, said, evidence), 0, set()
     lags, counts = np.unique(lag[shifted], return_counts=True)
     common = int(lags[counts.argmax()])
@@ -90,7 +90,7 @@ def inserted(table: LagTable) -> tuple[Rule, set[tuple[int, int]]]:
     testable = (table.telling >= 2 * PIECE) & np.isfinite(table.split_cost)
     number = int(testable.sum())
     if not number:
-        said = f"no sequence has {2 * PIECE} tokens with r < -0.1"
+        said = f"needs a sequence of {2 * PIECE} tokens with r < -0.1"
         return Rule(name, None, said, {"sequences": len(table.step), "testable": 0}), set()
     single = np.min([table.cost[k] for k in LAGS], axis=0)
     lowest = np.maximum(table.split_cost, 0.0)
@@ -104,7 +104,7 @@ def inserted(table: LagTable) -> tuple[Rule, set[tuple[int, int]]]:
     }
     evidence["largest_gain"] = float(gain[testable].max())
     if split.sum() < max(min(MIN_ROWS, number), MIN_SHARE * number):
-        said = f"one lag fits each of {number:,} sequences (gain {gain[testable].max():.2f})"
+        said = f"no shift sets in inside any of {number:,} sequences (largest gain {gain[testable].max():.2f})"
         return Rule(name, True, said, evidence), set()
     rows = np.flatnonzero(split)[np.argsort(-gain[split])][:ROWS]
     evidence["rows"] = [

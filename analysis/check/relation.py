@@ -64,14 +64,13 @@ def relation(table: LagTable, sample: Thinned, s: Semantics) -> Relation:
     if not testable.any() or float(np.quantile(each[testable], 0.1)) > SOUND:
         return Relation(ratio, unrelated, int(testable.sum()))
     out = _foreign(table, testable, each)
+    keys = tuple(zip(table.step[out].tolist(), table.sequence[out].tolist(), strict=True))
     worst = out[np.argsort(-each[out])][:ROWS]
-    return Relation(
-        ratio,
-        unrelated,
-        int(testable.sum()),
-        tuple(zip(table.step[out].tolist(), table.sequence[out].tolist(), strict=True)),
-        tuple({"step": int(table.step[i]), "sequence": int(table.sequence[i]), "ratio": each[i]} for i in worst),
-    )
+    rows = [
+        {"step": int(table.step[i]), "sequence": int(table.sequence[i]), "over_random_pairs": float(each[i])}
+        for i in worst
+    ]
+    return Relation(ratio, unrelated, int(testable.sum()), keys, tuple(rows))
 
 
 def _foreign(table: LagTable, testable: npt.NDArray[np.bool_], each: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:

@@ -34,7 +34,7 @@ REMEDIES = {
 }
 
 # What to do next about the whole run.
-NEXT = "timscope diagnose says how large the mismatch is and which side it comes from"
+NEXT = "timscope diagnose {run}: how large the mismatch is and which side it comes from"
 FIX_IN_ORDER = "fix what FAILED from the top, then check again: one fault can hide the next"
 NOT_A_LOGPROB = (
     "check what the engine logs (raw or processed log-probs, of the sampled token, in nats), and log the rollouts "

@@ -49,6 +49,11 @@ class Rule:
         """Whether this rule alone makes the run not comparable."""
         return self.passed is False and self.severity == "error"
 
+    def to_json(self) -> dict[str, Any]:
+        """A dict for json.dumps: name, passed, severity, detail, evidence, remedy."""
+        said = {"name": self.name, "passed": self.passed, "severity": self.severity, "detail": self.detail}
+        return {**said, "evidence": _json(self.evidence), "remedy": self.remedy}
+
     def with_evidence(self, **more: Any) -> Rule:
         """The same answer with further figures."""
         return replace(self, evidence={**self.evidence, **more})
@@ -76,19 +81,8 @@ class Report:
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """A dict for json.dumps: comparable, reason, advice, rules (name, passed, severity, detail, evidence, remedy),
-        context."""
-        rules = [
-            {
-                "name": rule.name,
-                "passed": rule.passed,
-                "severity": rule.severity,
-                "detail": rule.detail,
-                "evidence": _json(rule.evidence),
-                "remedy": rule.remedy,
-            }
-            for rule in self.rules
-        ]
+        """A dict for json.dumps: comparable, reason, advice, rules, context."""
+        rules = [rule.to_json() for rule in self.rules]
         said = {"comparable": self.comparable, "reason": self.reason, "advice": self.advice}
         return {**said, "rules": rules, "context": _json(self.context)}
 

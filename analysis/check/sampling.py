@@ -69,7 +69,7 @@ def units(s: Semantics, declared: Declared) -> Rule:
     evidence = s.figures("scale", "scale_z", "explained_scale", "scale_gain", "angle")
     unit = unit_of(s)
     if unit is None or not scaled(s) or (s.scale_gain or 0.0) < 4 or declared_inverse(s.scale or 0.0, declared):
-        a = "r equals t" if s.scale is None else f"r = {s.scale:.4f} t"
+        a = "r = t" if s.scale is None else f"r = {s.scale:.4f} t"
         return Rule("units", True, f"both in nats: {a}", evidence)
     evidence |= {"unit": unit[0], "factor": unit[1]}
     return Rule("units", False, f"r = {s.scale:.4f} t: one side is {unit[0]}, factor {unit[1]:.4f}", evidence)
@@ -98,7 +98,8 @@ def temperature(s: Semantics, declared: Declared) -> Rule:
     strong = abs(slope) > MIN_SLOPE and min(map(abs, s.z_b)) > MIN_Z / 2 and max(map(abs, s.z_b)) > MIN_Z
     if not (fits and strong) or truncated(s):
         share = percent(s.explained_both)
-        return Rule(name, True, f"slope {slope:+.4f} on t + H explains {share} of r - t", evidence)
+        said = f"slope {slope:+.4f} on t + entropy explains {share} of r - t: no temperature"
+        return Rule(name, True, said, evidence)
     trainer_at, rollout_at = 1 + slope, 1 / (1 + slope) if slope > -1 else math.inf
     evidence |= {"T_hat_if_trainer_tempered": trainer_at, "T_hat_if_rollout_tempered": rollout_at}
     evidence["declared"] = {**declared.sampling(), "rollout_logprob": declared.rollout_temperature}

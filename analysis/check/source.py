@@ -74,4 +74,4 @@ def _fillers(run: Run) -> tuple[float, ...]:
 
 def no_pair(name: str, missing: tuple[str, ...]) -> Rule:
     """The answer of a rule that compares, where there is nothing to compare."""
-    return Rule(name, None, f"needs {' and '.join(missing)}", {"missing": list(missing)})
+    return Rule(name, None, f"needs {', '.join(missing)}", {"missing": list(missing)})

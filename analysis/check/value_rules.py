@@ -17,7 +17,7 @@ _PAIR = (ROLLOUT, TRAINER, LOSS)
 def non_finite(values: Values, declared: Declared, notes: list[dict[str, Any]]) -> Rule:
     """Missing, NaN, -inf and +inf in the loss, kept apart. -inf of t under truncation is the edge of the support."""
     if not values.there:
-        return Rule("non-finite", None, "no log-probs: rollout_logprob and old_logprob are NULL everywhere")
+        return Rule("non-finite", None, "needs log-probs: rollout_logprob and old_logprob are nowhere recorded")
     edge = {
         (column, kind): v
         for (column, kind), v in values.wrong.items()
@@ -56,7 +56,7 @@ def storage_dtype(values: Values, mean_abs: float | None) -> Rule:
     enough = {c: w for c, w in columns.items() if w.n > 200}
     if not enough:
         most = max((w.n for w in columns.values()), default=0)
-        return Rule("storage-dtype", None, f"too few values below {-1 / 128:.3g}: {most} of 201", {"values": most})
+        return Rule("storage-dtype", None, f"needs 201 log-probs below -0.008, has {most}", {"values": most})
     evidence: dict[str, Any] = {
         c: {"values": w.n, "bf16_share": w.bf16 / w.n, "fp16_share": w.fp16 / w.n} for c, w in enough.items()
     }
