@@ -32,7 +32,10 @@ def replay(
 ) -> None:
     """Recompute log-probs with the exact engine and store them beside the run. An interrupted replay resumes."""
     wanted = None if steps is None else parse_steps(steps)
-    open_run(run_path).close()  # bad input is named before torch is loaded
+    with open_run(run_path) as run:  # bad input is named before torch is loaded
+        said = run.manifest.imported
+        if said and (reason := said.cannot.get("replay")):
+            raise BadInput(f"{run_path} cannot be replayed: {reason}")
     needs_torch("replay")
     from timscope.replay.replay_run import replay_run
 

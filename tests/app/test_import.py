@@ -142,3 +142,12 @@ def test_a_place_that_cannot_be_written_is_one_line(timscope: Timscope, tmp_path
     result = timscope("import", write_dump(tmp_path / "dump"), tmp_path / "file" / "run")
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
     assert "cannot be written (Not a directory): give a directory" in result.stderr
+
+
+def test_a_text_dump_is_refused_by_replay_with_the_reason(timscope: Timscope, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "1.jsonl").write_text('{"input": "a", "output": "b", "score": 1.0}\n')
+    assert timscope("import", tmp_path / "d", tmp_path / "run").returncode == 0
+    result = timscope("replay", tmp_path / "run", "--model", "any")
+    assert result.returncode == 2 and "text does not give them back" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
