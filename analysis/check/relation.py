@@ -22,7 +22,7 @@ from timscope.analysis.check.validity import capped_too_large
 # Alone; with weights that no valid log-prob has; of one sequence in a run whose others are SOUND.
 UNRELATED, DOUBTFUL, FOREIGN = 0.95, 0.7, 0.5
 # Sequences that must agree before a few foreign ones are believed, and how far below them the sound ones must be.
-MIN_TOKENS, MIN_TELLING, MIN_ROWS, MIN_SHARE, SOUND = 200, 8, 3, 0.01, 0.175
+MIN_TOKENS, MIN_TELLING, MIN_ROWS, MIN_SHARE, SOUND = 100, 8, 3, 0.01, 0.175
 MIN_DISTANCE = 0.5  # nats: nearly certain tokens are alike whatever text they are of
 _SAMPLE = 200_000
 

@@ -82,8 +82,16 @@ def _sample() -> Columns:
     key = t["step"].to_numpy().astype(np.int64) * 1000 + t["sequence"].to_numpy()
     number = np.unique(key, return_inverse=True)[1].reshape(-1)
     tokens = {name: t[name].to_numpy().copy() for name in ("position", "token_id", "mask", *FLOATS)}
-    rows = {name: s[name].to_list() for name in ("rank", "uid", "group_id", "prompt_ids", "num_tokens", "reward")}
-    return Columns(tokens, number, rows, manifest)
+    names = ("rank", "uid", "group_id", "prompt_ids", "num_tokens", "reward", "advantage")
+    return Columns(tokens, number, {name: s[name].to_list() for name in names}, manifest)
+
+
+@cache
+def _steps() -> tuple[Array, list[dict[str, Any]]]:
+    """The step of each sequence of the run, and what was logged with each step."""
+    with open_run(SAMPLE) as run:
+        of_sequence, table = run.sequences()["step"].to_numpy(), run.steps()
+    return of_sequence, [{k: [v] for k, v in row.items() if k != "step"} for row in table.iter_rows(named=True)]
 
 
 def sample() -> Columns:
@@ -92,15 +100,30 @@ def sample() -> Columns:
     return replace(full, tokens={k: v.copy() for k, v in full.tokens.items()}, rows=dict(full.rows))
 
 
+def selected(full: Columns, order: Array) -> Columns:
+    """Some of its sequences, in this order."""
+    ends = np.append(full.starts, len(full.number))
+    take = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in order])
+    number = np.repeat(np.arange(len(order)), np.diff(ends)[order])
+    rows = {k: v and [v[i] for i in order] for k, v in full.rows.items()}
+    return replace(full, tokens={k: v[take] for k, v in full.tokens.items()}, number=number, rows=rows)
+
+
+def whole_steps(rng: np.random.Generator, count: int) -> Columns:
+    """So many recorded steps in their order, with all that was logged with them: 16 sequences each."""
+    of_sequence, logged = _steps()
+    chosen = np.sort(rng.choice(np.unique(of_sequence), count, replace=False))
+    part = selected(_sample(), np.flatnonzero(np.isin(of_sequence, chosen)))
+    first = int(of_sequence.min())
+    return replace(part, steps=count, step_rows={i: logged[s - first] for i, s in enumerate(chosen)})
+
+
 def resampled(rng: np.random.Generator, tokens: int) -> Columns:
     """Sequences drawn with replacement until they hold `tokens` tokens or just above."""
     full = _sample()
     ends = np.append(full.starts, len(full.number))
     order = rng.integers(0, len(full.starts), tokens)
     total = np.cumsum(np.diff(ends)[order])
-    order = order[: int(np.searchsorted(total, tokens)) + 1]
-    take = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in order])
-    number = np.repeat(np.arange(len(order)), np.diff(ends)[order])
-    rows = {k: [v[i] for i in order] for k, v in full.rows.items()}
-    rows["uid"] = None  # a drawn copy is another rollout
-    return Columns({k: v[take] for k, v in full.tokens.items()}, number, rows, full.manifest)
+    part = selected(full, order[: int(np.searchsorted(total, tokens)) + 1])
+    # A drawn copy is another rollout, and an advantage belongs to a whole group.
+    return part.with_rows(uid=None, advantage=None)

@@ -1,4 +1,4 @@
-"""Negative controls: a real run, and parts of it drawn at random, on which nothing may fail; and the JSON contract."""
+"""Negative controls: a real run and simulated ones on which nothing may fail; and the JSON contract."""
 
 from __future__ import annotations
 
@@ -34,15 +34,8 @@ def test_json_is_the_contract_and_strict(report):
     said = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert said["comparable"] is True
     for rule in said["rules"]:
-        assert {"name", "passed", "detail", "evidence"} <= set(rule)
+        assert {"name", "passed", "severity", "detail", "evidence", "remedy"} == set(rule)
         assert rule["detail"] and "\n" not in rule["detail"] and isinstance(rule["evidence"], dict)
-
-
-@pytest.mark.parametrize("tokens", [200, 400, 800, 3000])
-def test_parts_of_the_real_run_are_sound(tmp_path: Path, tokens: int):
-    rng = np.random.default_rng(tokens)
-    for i in range(3):
-        sound(resampled(rng, tokens).check(tmp_path / str(i)))
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1])
