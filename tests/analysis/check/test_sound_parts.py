@@ -40,7 +40,7 @@ def test_no_part_of_the_real_run_is_accused(tmp_path: Path, tokens: int):
     for name in set(share) - LATE:
         assert share[name] >= least.get(name, 0.85 if tokens == 200 else 1.0), (name, share[name])
     if tokens >= 3000:
-        assert share["different-inputs"] >= 0.5
+        assert share["different-inputs"] >= 0.3
     if tokens >= 9000:
         assert share["outlier-sequences"] == share["different-inputs"] == 1.0
 
