@@ -16,6 +16,10 @@ def certify(
     model: Annotated[str, typer.Argument(help="Hugging Face directory, .gguf file, or smollm2 (packaged).")],
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16; repeat for both (the default).")] = None,
+    implementation: Annotated[
+        str, typer.Option(help="fast (CUDA), tiles, or auto: what a replay takes on that device.")
+    ] = "auto",
+    long: Annotated[bool, typer.Option("--long", help="Also sequences of up to 32,768 tokens (fast).")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the certificate to this file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -24,7 +28,12 @@ def certify(
     from timscope.replay.certify import certify as run_certify
 
     certificate = run_certify(
-        model, device=device, dtypes=tuple(dtype or ("float32", "bfloat16")), progress=not as_json
+        model,
+        device=device,
+        dtypes=tuple(dtype or ("float32", "bfloat16")),
+        progress=not as_json,
+        implementation=implementation,
+        long=long,
     )
     if out is not None:
         out.write_text(json.dumps(certificate, indent=2) + "\n")
@@ -43,7 +52,8 @@ def show(certificate: dict[str, Any]) -> None:
         for c in certificate["negative_controls"]
     ]
     console.print(table(["negative control (plain transformers)", "result"], controls))
-    console.print(f"[bold]{'exact' if certificate['exact'] else 'NOT exact'}[/bold] on this machine")
+    engine = certificate["environment"].get("engine", "")
+    console.print(f"{engine}: [bold]{'exact' if certificate['exact'] else 'NOT exact'}[/bold] on this machine")
 
 
 def check_rows(certificate: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from timscope.data.errors import BadInput
 
 def replay(
     run_path: RunPath,
-    engine: Annotated[str, typer.Option(help="Which witness to add: exact, or hf (plain transformers).")] = "exact",
+    engine: Annotated[str, typer.Option(help="Witness to add: exact; hf (the trainer, imitated); vllm.")] = "exact",
     steps: Annotated[
         str | None, typer.Option(help="Steps such as 0,3,5-9; default: all whose weights are at hand.")
     ] = None,
@@ -28,16 +28,31 @@ def replay(
     allow_other_weights: Annotated[
         bool, typer.Option("--allow-other-weights", help="Replay although the digest differs from the recorded one.")
     ] = False,
+    implementation: Annotated[
+        str, typer.Option(help="Of the exact engine: fast (CUDA), tiles, or auto: fast where it can.")
+    ] = "auto",
+    attention: Annotated[
+        str | None, typer.Option(help="hf: attention such as sdpa or eager; default of these five: as the run says.")
+    ] = None,
+    padding: Annotated[str | None, typer.Option(help="hf: recorded, two-sided, right, left or none.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="hf: sequences a forward.")] = None,
+    logits: Annotated[str | None, typer.Option(help="hf: bfloat16, float32 or head-float32.")] = None,
+    head: Annotated[str | None, typer.Option(help="hf: plain, or trl (TRL's fused head).")] = None,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="vllm: with VLLM_BATCH_INVARIANT=1.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Recompute log-probs with the exact engine and store them beside the run. An interrupted replay resumes."""
+    """Recompute log-probs with another engine and store them beside the run. An interrupted replay resumes."""
     wanted = None if steps is None else parse_steps(steps)
     with open_run(run_path) as run:  # bad input is named before torch is loaded
-        said = run.manifest.imported
-        if said and (reason := said.cannot.get("replay")):
+        imported = run.manifest.imported
+        if imported and (reason := imported.cannot.get("replay")):
             raise BadInput(f"{run_path} cannot be replayed: {reason}")
     needs_torch("replay")
     from timscope.replay.replay_run import replay_run
+    from timscope.replay.reproduction import reproduction
+    from timscope.replay.trainer_layout import Emulation
 
     done = replay_run(
         run_path,
@@ -49,15 +64,21 @@ def replay(
         name=name,
         allow_other_weights=allow_other_weights,
         progress=not as_json,
+        implementation=implementation,
+        emulation=Emulation(attention, padding, micro_batch, logits, head),
+        batch_invariant=batch_invariant,
     )
     with open_run(run_path) as run:
         stored = run.replay(done.name)
+        trainer = reproduction(run, done.name)
     said = {
         "replay": stored.name,
         "path": str(done),
         "steps": stored.complete_steps,
         "exact": stored.certified,
         "column": stored.column,
+        "implementation": stored.manifest.environment.get("engine"),
+        "trainer": trainer,
     }
     if as_json:
         print_json(said)
@@ -66,11 +87,18 @@ def replay(
             "certified bitwise exact on this machine"
             if stored.certified
             else "NOT certified: treat it as one more engine"
+            if engine == "exact"
+            else "a witness without a claim to exactness"
         )
         say(f"replay [bold]{stored.name}[/bold]: {len(stored.complete_steps)} step(s), {proof}")
+        if trainer:
+            say(
+                f"equal to the trainer's log-probs bit for bit on {trainer['equal_share']:.1%} of {trainer['tokens']} "
+                f"tokens, mean |difference| {trainer['mean_abs_diff'] or 0:.2g} nats"
+            )
         say("next:", f"  timscope diagnose {escape(run_path)}")
-    # Plain transformers claims no exactness, so it cannot fail to prove it.
-    raise typer.Exit(0 if stored.certified or engine == "hf" else 1)
+    # The other engines claim no exactness, so they cannot fail to prove it.
+    raise typer.Exit(0 if stored.certified or engine != "exact" else 1)
 
 
 def parse_steps(text: str) -> list[int]:

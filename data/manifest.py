@@ -173,4 +173,5 @@ class ReplayManifest(_Part):
     device: str | None = None
     temperature: float = 1.0
     exact: bool | None = None
+    emulation: dict[str, Any] = Field(default_factory=dict)  # how hf or vllm was set up, where the name does not say it
     environment: dict[str, Any] = Field(default_factory=dict)

@@ -24,6 +24,9 @@ from timscope.data.parts import Columns, to_arrow, write_part
 from timscope.data.schema import REPLAY_COLUMNS, replay_schema
 from timscope.data.storage import Storage
 
+# What a proof holds for; "engine" in an environment is the version of the implementation that computed.
+_PROVED = ("engine", "torch", "triton", "cpu", "gpu")
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -42,8 +45,14 @@ class Replay:
 
     @property
     def certified(self) -> bool:
-        """Whether its certificate says that the engine was bitwise exact on the machine that ran it."""
-        return bool(self.certificate and self.certificate.get("exact"))
+        """Whether its certificate says that the engine was bitwise exact on the machine that ran it.
+
+        A certificate of another implementation, library or processor is none of this replay.
+        """
+        if not self.certificate or not self.certificate.get("exact"):
+            return False
+        proved, ran = self.certificate.get("environment") or {}, self.manifest.environment
+        return all(proved.get(key) == ran.get(key) for key in _PROVED)
 
 
 def read_replay(storage: Storage, name: str) -> Replay:
@@ -68,6 +77,14 @@ def read_replay(storage: Storage, name: str) -> Replay:
     return Replay(name, manifest, certificate, steps, parts)
 
 
+def _said(manifest: ReplayManifest, key: str) -> Any:
+    """A field of the manifest, or of its environment; the engine is both: the witness and what computed it."""
+    field, detail = getattr(manifest, key, None), manifest.environment.get(key)
+    if key == "engine":
+        return f"{field} ({detail})" if detail else field
+    return field or detail
+
+
 def replay_names(storage: Storage) -> list[str]:
     """Names of the replays stored beside a run."""
     return [n for n in storage.names("replays") if storage.exists(f"replays/{n}/{MANIFEST}")]
@@ -87,8 +104,8 @@ class ReplayWriter:
         if self.storage.exists(self._prefix + MANIFEST):
             old = read_model(self.storage, self._prefix + MANIFEST, ReplayManifest)
             # Bits of two machines must not meet under one certificate.
-            for key in ("engine", "dtype", "model_digest", "temperature", "device", "torch", "cpu", "gpu"):
-                there, here = (getattr(m, key, None) or m.environment.get(key) for m in (old, manifest))
+            for key in ("dtype", "model_digest", "temperature", "device", "emulation", *_PROVED):
+                there, here = (_said(m, key) for m in (old, manifest))
                 if there != here:
                     raise BadInput(
                         f"replay {manifest.name!r} exists with {key} {there!r}, not {here!r}: "

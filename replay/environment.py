@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,22 @@ def _cpu() -> tuple[str, list[str]]:
     return name, [f for f in FEATURES if f in flags]
 
 
-def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """A flat record to stamp on a certificate or a replay; a claim holds for one such record and no other."""
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def environment(device: str | torch.device = "cpu", engine: str = ENGINE_VERSION) -> dict[str, Any]:
+    """A flat record to stamp on a certificate or a replay; a claim holds for one such record and no other.
+
+    `engine`: version of the implementation that computes.
+    """
     cpu, features = _cpu()
     record: dict[str, Any] = {
         "timscope": __version__,
-        "engine": ENGINE_VERSION,
+        "engine": engine,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
@@ -52,5 +63,5 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
         "variables": {name: os.environ.get(name) for name in ISA_VARIABLES},
     }
     if torch.device(device).type == "cuda":
-        record |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        record |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "triton": _version("triton")}
     return record

@@ -115,9 +115,13 @@ def check_vocabulary(run: Run, steps: Sequence[StepInput], config: Any, tokenize
 
 
 def replay_temperature(run: Run) -> float:
-    """Temperature of the trainer's log-probs: the witness must be of the same distribution to be compared with them."""
+    """Temperature of the trainer's log-probs: the witness must be of the same distribution to be compared with them.
+
+    Whatever the mode: loggers call a trainer's column raw where nothing was truncated, and name the temperature that
+    its logits were divided by.
+    """
     mode = run.manifest.logprobs.get("old_logprob")
-    if mode is None or mode.mode == "raw" or mode.temperature is None:
+    if mode is None or mode.temperature is None:
         return 1.0
     if mode.temperature <= 0:
         raise BadInput(f"the manifest gives old_logprob a temperature of {mode.temperature}: it must be above 0")

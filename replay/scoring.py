@@ -42,7 +42,7 @@ def head_logprobs(model: Any, hidden: Tensor, token_ids: Tensor, temperature: fl
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _packs(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+def packs(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Indices in packs of at most `limit` tokens, longest first, so that neighbours need alike tiles."""
     pack: list[int] = []
     size = 0
@@ -54,6 +54,15 @@ def _packs(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
         size += lengths[i]
     if pack:
         yield pack
+
+
+def checked(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> tuple[list[int], list[Scores]]:
+    """The sequences that have something to score, and a list of empty results for all."""
+    results = [Scores(np.empty(0, np.float32), np.empty(0, np.float32))] * len(prompts)
+    todo = [i for i, c in enumerate(completions) if len(c)]
+    if any(not len(prompts[i]) for i in todo):
+        raise ValueError("a completion without a prompt cannot be scored: nothing predicts its first token")
+    return todo, results
 
 
 def _score_pack(model: Any, prompts: list[list[int]], completions: list[list[int]], temperature: float) -> list[Scores]:
@@ -116,10 +125,7 @@ def score(
     with one such thread: many small products want no barrier between cores, and on 16 cores a GEMM was seen to split
     a 16-row tile's sum by threads. `workers=1` scores in the calling thread with the threads it has.
     """
-    results: list[Scores] = [Scores(np.empty(0, np.float32), np.empty(0, np.float32))] * len(prompts)
-    todo = [i for i, c in enumerate(completions) if len(c)]
-    if any(not len(prompts[i]) for i in todo):
-        raise ValueError("a completion without a prompt cannot be scored: nothing predicts its first token")
+    todo, results = checked(prompts, completions)
     own_threads = workers is None and packed and model.device.type == "cpu"
     if workers is None:
         workers = torch.get_num_threads() if own_threads else 1
@@ -127,16 +133,16 @@ def score(
     lengths = [len(prompts[i]) + len(completions[i]) for i in todo]
     share = -(-sum(lengths) // workers)
     limit = min(TOKENS_PER_FORWARD, max(share, MIN_TOKENS)) if packed else 0
-    packs = [[todo[i] for i in pack] for pack in _packs(lengths, limit)]
+    chosen = [[todo[i] for i in pack] for pack in packs(lengths, limit)]
 
     def job(pack: list[int]) -> list[Scores]:
         return _score_pack(model, [list(prompts[i]) for i in pack], [list(completions[i]) for i in pack], temperature)
 
     with torch.inference_mode():
-        jobs = [partial(job, pack) for pack in packs]
-        for number, scores in _on_workers(jobs, max(1, min(workers, len(packs))), own_threads):
-            for i, item in zip(packs[number], scores, strict=True):
+        jobs = [partial(job, pack) for pack in chosen]
+        for number, scores in _on_workers(jobs, max(1, min(workers, len(chosen))), own_threads):
+            for i, item in zip(chosen[number], scores, strict=True):
                 results[i] = item
             if progress:
-                progress(sum(len(completions[i]) for i in packs[number]))
+                progress(sum(len(completions[i]) for i in chosen[number]))
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from timscope.data.weights import Weights, WeightStore
 from timscope.replay.models import DTYPES, load_config, model_with, recorded_config
 from timscope.replay.named_model import Loaded, Named
 from timscope.replay.replay_input import StepInput, check_vocabulary
-from timscope.replay.versions import Share
+from timscope.replay.versions import Share, given_shares, recorded_shares
 from timscope.replay.weights import set_weights
 
 
@@ -83,3 +84,20 @@ def _recorded_digest(share: Share, first: WeightVersion | None) -> str:
     if share.entry is None:
         return (first.digest if first else None) or ""
     return share.entry.digest or share.entry.fingerprint or ""
+
+
+def supply_for(
+    run: Run,
+    model: str | os.PathLike[str] | None,
+    steps: Sequence[int] | None,
+    device: str,
+    compute: str,
+    allow_other: bool,
+) -> tuple[Supply, list[Share]]:
+    """Where a replay's weights come from, and which steps they serve."""
+    first = min(run.manifest.weights, key=lambda w: w.version, default=None)
+    if model is None and run.weight_versions:
+        return Recorded(run, first, device, compute), recorded_shares(run, first, steps)
+    supply = Named(run, model, first, device, compute, allow_other)
+    anything = allow_other and bool(steps)
+    return supply, given_shares(run, None if anything else supply.version, steps)

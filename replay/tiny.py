@@ -18,6 +18,7 @@ def tiny_model(
     layers: int = 2,
     tied: bool = False,
     seed: int = 3,
+    head_dim: int = 12,
 ) -> Any:
     """A model of a family in FAMILIES with grouped-query attention, MLP `width` and weights large enough to matter."""
     names = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -27,7 +28,7 @@ def tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=6,
         num_key_value_heads=2,
-        head_dim=12,
+        head_dim=head_dim,
         vocab_size=vocabulary,
         max_position_embeddings=512,
         tie_word_embeddings=tied,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from timscope.data import BadInput
-from timscope.replay import certify, paths, scoring
+from timscope.replay import certify, certify_tiles, paths, scoring
+from timscope.replay.checks import certificate
 from timscope.replay.exact import PARTS, ExactEngine
 from timscope.replay.paths import random_texts
 from timscope.replay.scoring import score
@@ -23,18 +24,18 @@ CASES = [
 @pytest.mark.parametrize(("family", "dtype", "width", "tied"), CASES)
 def test_every_path_gives_the_same_bits(family, dtype, width, tied, texts) -> None:
     model = tiny_model(family, dtype, width, tied=tied)
-    checks = certify.run_checks(model, "tiny", texts, list(certify.quick_cases("cpu")))
+    checks = certify_tiles.run_checks(model, "tiny", texts, list(certify_tiles.quick_cases("cpu")))
     assert {c["name"]: c["max_abs_diff"] for c in checks if not c["equal"]} == {}
     assert len(checks) == 5
-    controls = certify.run_controls(model, "tiny", texts)
+    controls = certify_tiles.run_controls(model, "tiny", texts)
     assert any(c["failed_as_it_must"] for c in controls), controls
 
 
 def test_every_case_of_the_full_certificate() -> None:
     model = tiny_model("qwen3")
-    texts = random_texts(391, certify.FULL_PROMPTS, 8)
-    cases = list(certify.full_cases("cpu"))
-    checks = certify.run_checks(model, "tiny", texts, cases)
+    texts = random_texts(391, certify_tiles.FULL_PROMPTS, 8)
+    cases = list(certify_tiles.full_cases("cpu"))
+    checks = certify_tiles.run_checks(model, "tiny", texts, cases)
     assert [c["name"] for c in checks if not c["equal"]] == []
     assert len({c["name"] for c in checks}) == len(cases) >= 20
 
@@ -60,14 +61,14 @@ def test_the_self_test_notices_a_missing_part() -> None:
 def test_blind_controls_withdraw_the_claim_of_their_dtype() -> None:
     check = {"name": "a", "equal": True, "tokens": 1, "max_abs_diff": 0.0}
     control = {"name": "b", "failed_as_it_must": True}
-    assert certify._certificate([check], [control], {})["exact"] is True
+    assert certificate([check], [control], {})["exact"] is True
     blind = {"name": "b, too", "failed_as_it_must": False}
-    assert certify._certificate([check], [blind], {})["exact"] is False
-    assert certify._certificate([check], [control, blind], {})["exact"] is True
-    assert certify._certificate([check], [control, {"name": "c", "failed_as_it_must": False}], {})["exact"] is False
-    assert certify._certificate([check | {"equal": False}], [control], {})["exact"] is False
-    assert certify._certificate([check], [], {})["exact"] is False
-    assert certify._certificate([], [control], {})["exact"] is False
+    assert certificate([check], [blind], {})["exact"] is False
+    assert certificate([check], [control, blind], {})["exact"] is True
+    assert certificate([check], [control, {"name": "c", "failed_as_it_must": False}], {})["exact"] is False
+    assert certificate([check | {"equal": False}], [control], {})["exact"] is False
+    assert certificate([check], [], {})["exact"] is False
+    assert certificate([], [control], {})["exact"] is False
 
 
 @pytest.mark.parametrize("family", FAMILIES)
