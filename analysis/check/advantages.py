@@ -16,6 +16,15 @@ _TOLERANCE = 1e-2
 MIN_SHARE = 0.05
 
 
+def _of_other_rewards(manifest: Manifest, name: str) -> bool:
+    """Whether the advantages are of something else than the logged rewards: less a KL term, clipped, or each reward
+    function normalised before they are added."""
+    options = {key.rpartition(".")[2]: value for key, value in manifest.algorithm.options.items()}
+    kl = options.get("use_kl_in_reward") or ("rloo" in name and options.get("beta"))
+    together = options.get("multi_objective_aggregation") in (None, "sum_then_normalize")
+    return bool(kl or options.get("reward_clip_range") or not together)
+
+
 def advantage_gaps(manifest: Manifest, sequences: pl.DataFrame) -> dict[str, Any] | None:
     """Groups whose advantages are no multiple of reward - mean(reward). None where that cannot be tested.
 
@@ -25,7 +34,7 @@ def advantage_gaps(manifest: Manifest, sequences: pl.DataFrame) -> dict[str, Any
     """
     name = (manifest.algorithm.name or "").lower().replace("-", "_")
     known = sequences.drop_nulls(["group_id", "reward", "advantage"])
-    if not any(n in name for n in _GROUPED) or not known.height:
+    if not any(n in name for n in _GROUPED) or not known.height or _of_other_rewards(manifest, name):
         return None
     groups = known.group_by("step", "group_id", maintain_order=True).agg("sequence", "reward", "advantage")
     sizes = groups["reward"].list.len()

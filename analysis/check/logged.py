@@ -54,7 +54,7 @@ def metric_gaps(run: Run, steps: pl.DataFrame) -> dict[str, dict[str, Any]]:
         return {}
     wanted = _spread(run)
     found: dict[str, dict[str, Any]] = {}
-    rows = {row["step"]: row for row in steps.iter_rows(named=True)}
+    rows = {row["step"]: row for row in _of_one_step(steps.sort("step"), names).iter_rows(named=True)}
     for step, ours, masked in _ours(run, wanted):
         for name in names:
             logged, own = rows.get(step, {}).get(name), ours.get(name)
@@ -72,6 +72,15 @@ def metric_gaps(run: Run, steps: pl.DataFrame) -> dict[str, dict[str, Any]]:
                 if masked:
                     entry["diluted"] = _diluted(name, logged, value, sequences, masked)
     return found
+
+
+def _of_one_step(steps: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+    """The series where the steps before and after have a value too. Elsewhere it may be a mean over all steps since
+    the last one that was logged (logging_steps), or of a batch that several steps share (steps_per_generation)."""
+    there = [pl.col(n).is_not_null() for n in names]
+    beside = [t.shift(1, fill_value=True) & t.shift(-1, fill_value=True) for t in there]
+    kept = [pl.when(b).then(pl.col(n)).alias(n) for n, b in zip(names, beside, strict=True)]
+    return steps.select("step", *kept)
 
 
 def _diluted(name: str, logged: float, value: float, sequences: int, masked: int) -> bool:

@@ -12,6 +12,8 @@ from checking import sound, warned
 from inject import R, T, noisy
 from recorded import Columns, sample, selected, whole_steps
 
+from timscope.data.manifest import Algorithm
+
 NAME = "estimator-artefact"
 TRL_MEAN = "sampling/sampling_logp_difference/mean"
 
@@ -34,6 +36,18 @@ def test_a_metric_of_other_tokens(tmp_path: Path):
     evidence = report.rule(NAME).evidence["metrics"][name]
     assert evidence["differ"] == evidence["steps"] == 8 and evidence["largest_gap"] == pytest.approx(0.5, abs=0.01)
     assert evidence["rows"][0]["logged"] == pytest.approx(2 * evidence["rows"][0]["recomputed"], rel=1e-3)
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_a_mean_over_several_steps_is_not_held_against_the_last(tmp_path: Path, every: int):
+    c = whole_steps(np.random.default_rng(0), 16)
+    told = [c.step_rows[i][TRL_MEAN][0] for i in range(16)]
+    means = [float(np.mean(told[i + 1 - every : i + 1])) if (i + 1) % every == 0 else None for i in range(16)]
+    for i in range(16):
+        c.step_rows[i] = {TRL_MEAN: [means[i]], "loss": [0.0]}
+    report = c.check(tmp_path)
+    sound(report)
+    assert report.rule(NAME).evidence["metrics"] == {}
 
 
 def golden(masked: int, told: float, kept: float) -> Columns:
@@ -127,6 +141,26 @@ def test_advantages_that_do_not_follow_from_rewards(tmp_path: Path, name: str, c
         assert len(evidence["rows"][0]["rewards"]) == 8 and evidence["share"] > 0.05
     else:
         sound(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "judged"),
+    [
+        ("rloo", {"beta": 0.0}, True),
+        ("rloo", {"beta": 0.04}, False),
+        ("grpo", {"beta": 0.04}, True),  # its KL term is in the loss
+        ("grpo", {"algorithm.use_kl_in_reward": True}, False),
+        ("rloo", {"reward_clip_range": [-1, 1]}, False),
+        ("grpo", {"multi_objective_aggregation": "normalize_then_sum"}, False),
+        ("ppo", {}, False),
+    ],
+)
+def test_advantages_are_judged_where_they_are_of_the_logged_rewards(
+    tmp_path: Path, name: str, options: dict[str, Any], judged: bool
+):
+    algorithm = Algorithm(name=name, options={"num_generations": 8, **options})
+    report = advantages(sample(), lambda a: a + 1.0).declaring(algorithm=algorithm).check(tmp_path)
+    assert (report.rule(NAME).passed is False) is judged
 
 
 @pytest.mark.parametrize(("outside", "fault"), [(0.0, False), (0.5, True)])

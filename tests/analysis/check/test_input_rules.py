@@ -31,7 +31,12 @@ def test_one_prompt_without_its_first_token(tmp_path: Path):
     blocked(report, NAME)
     (row,) = report.rule(NAME).evidence["rows"]
     ids = sample().rows["prompt_ids"][0]
-    assert (row["sequence"], row["index"], row["trainer_tokens"], row["engine_tokens"]) == (0, 0, len(ids), len(ids) - 1)
+    assert (row["sequence"], row["index"], row["trainer_tokens"], row["engine_tokens"]) == (
+        0,
+        0,
+        len(ids),
+        len(ids) - 1,
+    )
     assert row["trainer"] == ids[:4] and row["engine"] == ids[1:5]
 
 
