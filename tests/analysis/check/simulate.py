@@ -51,6 +51,9 @@ def simulated(
     rollout: str = "processed",
     penalty: float = 1.0,
     bias: tuple[int, float] | None = None,
+    quantised: float = 0.0,
+    stale: float = 0.0,
+    flips: float = 0.0,
     declare: bool = True,
     **cut: Any,
 ) -> Columns:
@@ -58,7 +61,9 @@ def simulated(
 
     `rollout`: r is of the distribution sampled ("processed"), of the logits ("raw"), or raw divided by the temperature
     after the softmax ("divided"). `trainer_temperature`: of t and the entropy, by default the sampler's. `penalty`,
-    `bias` (id, nats) and `cut` (top_p, top_k, min_p) act on the sampler alone.
+    `bias` (id, nats) and `cut` (top_p, top_k, min_p) act on the sampler alone. `quantised`: further noise on its
+    logits, of one size; `stale`: a drift that its logits share over all tokens; `flips`: share of tokens whose logits
+    are of other experts.
     """
     n = sequences * length
     spread = np.exp(rng.normal(1.0, 0.5, (n, 1)))
@@ -66,6 +71,13 @@ def simulated(
     trainer = (unigram + rng.normal(0, 1, (n, vocabulary))) * spread
     heavy = np.exp(rng.normal(0, 0.6, (n, 1)))
     engine = trainer + noise * spread * heavy * rng.normal(0, 1, (n, vocabulary))
+    if quantised:
+        engine += spread * quantised * rng.normal(0, 1, (n, vocabulary))
+    if stale:
+        engine += stale * rng.normal(0, 1, vocabulary) + stale * rng.normal(0, 1, (n, vocabulary))
+    if flips:
+        flipped = rng.random(n) < flips
+        engine[flipped] += 1.5 * rng.normal(0, 1, (int(flipped.sum()), vocabulary))
     number = np.repeat(np.arange(sequences), length)
     biased = engine.copy()
     if bias is not None:

@@ -1,4 +1,4 @@
-"""Rule 1: each way in which a log can be broken or incomplete, with its first rows; and what looks like one and is none."""
+"""Rule 1: each way in which a log can be broken or incomplete, with its first rows; and what only looks like one."""
 
 from __future__ import annotations
 
