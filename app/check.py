@@ -149,7 +149,8 @@ def _value(value: Any) -> str:
 def _wrapped(head: str, text: str, indent: int) -> list[str]:
     """A word in markup and a text, wrapped at 100 columns."""
     plain = len(Text.from_markup(head))
-    first, *rest = textwrap.wrap(text, _WIDTH, initial_indent="x" * plain, subsequent_indent=" " * indent) or [
-        "x" * plain
-    ]
+    # Paths and commands stay whole, to be copied.
+    whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
+    lines = textwrap.wrap(text, _WIDTH, initial_indent="x" * plain, subsequent_indent=" " * indent, **whole)
+    first, *rest = lines or ["x" * plain]
     return [head + escape(first[plain:]), *map(escape, rest)]
