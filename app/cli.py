@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from timscope.app import certify, check, demo, diagnose, import_run, query, replay, report
+from timscope.app import certify, check, demo, diagnose, import_run, localize, query, replay, report
 from timscope.data.errors import BadInput
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 for command in (demo.demo, check.check, replay.replay, diagnose.diagnose, report.report, query.query, certify.certify):
     app.command()(command)
+app.command()(localize.localize)
 app.command("import")(import_run.import_run)
 
 
