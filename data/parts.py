@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from inspect import signature
 from typing import IO, Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from timscope.data.schema import OPEN_TABLES, TABLES
 from timscope.data.storage import Storage
 
 Columns = Mapping[str, Any]
+
+# Rows of a row group, which is one page a column. Split into byte streams it gives blocks of just 128 KiB, the size of
+# zstd's blocks, so that each stream has a code of its own: log-probs take 2.6 bytes instead of 3.1, in no more time.
+_ROWS = 131_072
+# pyarrow 22 and later cut pages at 20,000 rows unless told otherwise; earlier ones cut by size alone and know no limit.
+_ONE_PAGE = {"max_rows_per_page": _ROWS} if "max_rows_per_page" in signature(pq.write_table).parameters else {}
 
 
 def to_arrow(table: str, step: int, columns: Columns, schema: pa.Schema | None = None) -> pa.Table:
@@ -75,26 +82,42 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 
 def encoding(schema: pa.Schema) -> dict[str, Any]:
-    """Arguments for pyarrow.parquet.write_table. Numbers are split into byte streams, whose upper ones compress to
-    next to nothing (token ids: 1.9 bytes each, where a dictionary takes 2.1 and three times the time); the sorted
-    sequence numbers are delta encoded. Statistics only where a reader can skip by them: they cost a third of the time.
+    """Arguments for pyarrow.parquet.write_table, chosen by CPU time within 13 bytes a token (see bench_writer.py).
+
+    Numbers are split into byte streams, whose upper ones compress to next to nothing; step and sequence come in runs
+    and need no splitting. In tables of tokens whatever is no float goes to LZ4, which makes two of a token id's four
+    bytes in a third of zstd's time. Floats stay with zstd: LZ4 cannot pack the skewed bytes of their exponents, and
+    with a large model's log-probs would pass 13 bytes. Statistics only where a reader can skip by them: each is a pass
+    over the values.
     """
-    columns: dict[str, str] = {}
+    splits: dict[str, str] = {}
     for field in schema:
-        if field.name == "sequence":
-            columns[field.name] = "DELTA_BINARY_PACKED"
-        elif pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
-            columns[field.name] = "BYTE_STREAM_SPLIT"
-        elif pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
-            columns[f"{field.name}.list.element"] = "BYTE_STREAM_SPLIT"
+        if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
+            splits[f"{field.name}.list.element"] = "BYTE_STREAM_SPLIT"
+        elif _is_number(field.type) and field.name not in ("step", "sequence"):
+            splits[field.name] = "BYTE_STREAM_SPLIT"
+    codec: Any = "zstd"
+    level: Any = 1
+    if _of_tokens(schema):
+        codec = {field.name: "zstd" if pa.types.is_floating(field.type) else "lz4" for field in schema}
+        level = {name: 1 for name, chosen in codec.items() if chosen == "zstd"} or None
     return {
-        "compression": "zstd",
-        "compression_level": 1,
-        "column_encoding": columns,
+        "compression": codec,
+        "compression_level": level,
+        "column_encoding": splits,
         "use_dictionary": [field.name for field in schema if pa.types.is_string(field.type)],
         "write_statistics": [name for name in ("step", "sequence", "position") if name in schema.names],
-        "row_group_size": 122_880,
+        "row_group_size": _ROWS,
+        **_ONE_PAGE,
     }
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _of_tokens(schema: pa.Schema) -> bool:
+    return "position" in schema.names
 
 
 @cache
@@ -107,13 +130,22 @@ def warm_up() -> None:
 
 def write_part(storage: Storage, path: str, table: pa.Table) -> int:
     """Write one part atomically; returns its bytes."""
-
-    # A token column that nobody measured is left out of the file, not written as NULLs: the reader puts it back, and
-    # eight such columns took a quarter of the time.
-    unsaid = [n for n in table.schema.names if table.num_rows and table[n].null_count == table.num_rows]
-    said = table.drop_columns(unsaid) if "position" in table.schema.names else table
+    said = _said(table) if _of_tokens(table.schema) else table
 
     def fill(handle: IO[Any]) -> None:
         pq.write_table(said, handle, **encoding(said.schema))
 
     return storage.write(path, fill)
+
+
+def _said(table: pa.Table) -> pa.Table:
+    """A token table as it is stored. A column that nobody measured is left out, not written as NULLs: the reader puts
+    it back, and eight such columns took a quarter of the time. One without NULLs is stored as required: a level for
+    every value, saying that it is there, took a millisecond a column and 500,000 tokens."""
+    missing = {name: table[name].null_count for name in table.schema.names}
+    fields = [
+        field.with_nullable(field.nullable and missing[field.name] > 0)
+        for field in table.schema
+        if not table.num_rows or missing[field.name] < table.num_rows
+    ]
+    return pa.Table.from_arrays([table[field.name] for field in fields], schema=pa.schema(fields))
