@@ -6,7 +6,7 @@ and gives a `Report`. What each failure means:
 - error, not comparable: integrity (what spoils pairs), non-finite, placeholder, units, off-by-one, inserted-token,
   different-inputs, temperature-one-sided, logprob-divided-by-temperature, top-p- and top-k-renormalisation, penalties,
   zero-filled-old, old-copies-rollout (every step), storage-dtype where the mismatch is below the rounding; and, without
-  a rule of its own, E[w] away from 1, or no columns to compare.
+  a rule of its own, weights that no log-prob of the sampled tokens has (validity.py), or no columns to compare.
 - warning, comparable: integrity (versions, ranks, dropped parts, rows an importer left out), storage-dtype above its
   rounding, placeholders outside the loss, old-copies-rollout in some steps, estimator-artefact, outlier-sequences,
   truncated-dump.

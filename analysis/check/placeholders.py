@@ -10,6 +10,7 @@ from timscope.analysis.check.plan import NEVER
 from timscope.analysis.check.report import ROWS, Rule
 from timscope.analysis.check.structure import Violations
 from timscope.analysis.check.values import Values
+from timscope.analysis.check.widths import widest
 from timscope.analysis.columns import ROLLOUT
 
 SURE, NOISE = -0.05, 0.5  # nats
@@ -95,8 +96,12 @@ def _few(told: dict[tuple[str, float, str], Violations], values: Values) -> bool
 
 
 def _nucleus(values: Values, column: str, value: float) -> bool:
-    """Whether zeros of r are nuclei of one token: under truncation a few of those lie below any limit by noise."""
-    if column != ROLLOUT or value != 0.0 or values.plan.zero_limit >= SURE:
+    """Whether zeros of r are tokens that were sure: nuclei of one token, of which a few lie below any limit by noise,
+    or log-probs of two decimals or one, where 0.0 is anything above -0.005 or -0.05."""
+    if column != ROLLOUT or value != 0.0:
         return False
     below = sum(v.count for (c, x, _), v in values.placeholders.items() if c == ROLLOUT and x == 0.0)
-    return below <= 0.01 * values.zeros
+    width = widest(values.widths[column]) if column in values.widths else None
+    if width and width[0] in ("1-decimal", "2-decimal"):
+        return below <= 0.5 * values.zeros
+    return values.plan.zero_limit < SURE and below <= 0.01 * values.zeros
