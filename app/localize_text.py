@@ -11,9 +11,8 @@ from rich.table import Table
 from timscope.app.output import number, table
 
 _COLOURS = {"removes": "green", "adds": "yellow", "unresolved": "dim"}
-_WORDS = {"removes": "removes", "adds": "adds", "unresolved": "unresolved"}
+_WORDS = {"removes": "removes", "adds": "adds", "unresolved": "unclear"}
 _WIDE = 140  # characters a line from which the table also says what each swap changes
-_SAME_SIZE = (0.5, 2.0)  # variance of the change over that of the mismatch: a noise of the same size
 
 
 def show(said: dict[str, Any], width: int) -> Iterator[str | Table]:
@@ -80,16 +79,19 @@ def _swaps(said: dict[str, Any], width: int) -> Iterator[str | Table]:
         f"standard deviation {number(size['variance'] ** 0.5)}, {found['tokens']:,} tokens"
     )
     wide = width >= _WIDE
-    columns = ["swap", "result", "variance removed, %", "mean |d|, %", "explained", "size"]
+    columns = ["swap", "result", "variance removed, %", "mean |d|", "expl.", "size"]
     if wide:
         columns.insert(1, "what it changes")
     moving = [row for row in found["ranking"] if row["state"] != "nothing"]
-    yield _left(table(columns, (_swap_row(row, wide) for row in moving)), 4 if wide else 3)
+    listed = _left(table(columns, (_swap_row(row, wide) for row in moving)), 4 if wide else 3)
+    for column in listed.columns:
+        column.no_wrap = True
+    yield listed
     still = [row["name"] for row in found["ranking"] if row["state"] == "nothing" and row["group"] != "control"]
     if still:
         yield f"does nothing here, every bit equal: {', '.join(still)}"
     yield f"negative control, a swap to itself: removes {number(found['control']['removed'])}"
-    yield "removed: with its 95 % interval by sequence. explained: squared correlation of the swap's change with d."
+    yield "removed: in %, 95 % interval by sequence. expl.: squared correlation of the swap's change with d."
     yield "size: variance of the change over that of d; near 1 with little explained: the same kind of noise anew."
     yield ""
     yield from _conclusion(found)
@@ -106,7 +108,7 @@ def _swap_row(row: dict[str, Any], wide: bool) -> tuple[Any, ...]:
     word = f"[{_COLOURS[row['state']]}]{_WORDS[row['state']]}[/]"
     mean = row["removed_mean_abs"]
     shares = (_interval(row["removed_variance"]), _interval(mean) if wide else _points(mean["value"]))
-    said = (word, *shares, _percent(row["explained"]["value"]), number(row["size"]))
+    said = (word, *shares, _percent(row["explained"]["value"]), f"{row['size']:.2g}")
     return (row["name"], row["what"], *said) if wide else (row["name"], *said)
 
 
@@ -115,10 +117,9 @@ def _conclusion(found: dict[str, Any]) -> Iterator[str]:
     if not found["control_passed"]:
         yield "[bold red]the negative control failed:[/bold red] the start does not repeat itself bit for bit here"
     if found["best"] is None:
-        alike = [name for name, row in ranking.items() if _same_kind(row)]
-        yield f"[bold]no single swap explains {escape(found['target'])} − {escape(found['start'])}[/bold]"
-        if alike:
-            yield f"noise of its size, drawn anew: {', '.join(alike)}"
+        pair = f"{escape(found['target'])} − {escape(found['start'])}"
+        yield f"[bold]no single swap explains {pair}[/bold] token by token"
+        yield from _sizes(found)
         return
     best = ranking[found["best"]]
     yield (
@@ -129,9 +130,20 @@ def _conclusion(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {' + '.join(row['names'])}: {_interval(row['removed_variance'])} % of the variance"
 
 
-def _same_kind(row: dict[str, Any]) -> bool:
-    low, high = _SAME_SIZE
-    return row["state"] != "nothing" and low <= row["size"] <= high
+def _sizes(found: dict[str, Any]) -> Iterator[str]:
+    """Noise cannot be matched token by token, but its size can."""
+    whole = [row for row in found["ranking"] if row["group"] == "whole forward" and row["name"] in found["same_size"]]
+    if not whole:
+        return
+    yield f"it has the size of the noise of {_listed(whole)}"
+    top = max(row["size"] for row in whole)
+    parts = [row for row in found["ranking"] if row["group"] != "whole forward" and 0.01 < row["size"] <= top]
+    parts.sort(key=lambda row: -row["size"])
+    yield f"largest single parts by size: {_listed(parts[:5])}"
+
+
+def _listed(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['name']} ({row['size']:.2g})" for row in rows)
 
 
 def _percent(share: float | None) -> str:
@@ -145,4 +157,5 @@ def _interval(it: dict[str, float]) -> str:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f}" if abs(share) < 100 else f"{100 * share:+.0e}"
+    points = 100 * share
+    return f"{points:+.1f}" if abs(points) < 1e3 else f"{points:+.0f}" if abs(points) < 1e5 else f"{points:+.0e}"

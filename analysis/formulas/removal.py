@@ -72,18 +72,20 @@ def removal(
         return Removal(nothing, nothing, nothing, NAN, NAN, NAN)
     before, after, change = t - s, t - u, u - s
     index = np.unique(np.asarray(sequence), return_inverse=True)[1].reshape(-1)
-    columns = (np.ones_like(t), np.abs(before), np.abs(after), before, before**2, after, after**2)
-    columns += (change, change**2, before * change)
+    products = (before, before**2, after, after**2, change, change**2, before * change)
+    columns = (np.ones_like(t), np.abs(before), np.abs(after), *products)
     sums = np.stack([np.bincount(index, weights=c) for c in columns], axis=1)  # [M, 10]
     count = sums.shape[0]
     rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples) if count > 1 else np.zeros((0, count))
+    times = resamples if count > 1 else 0
+    drawn = rng.multinomial(count, np.full(count, 1 / count), size=times).astype(np.float64)
     values, many = _shares(sums.sum(0)[None]), _shares(drawn @ sums)
-    intervals = [Interval(float(v[0]), *_bounds(m)) for v, m in zip(values, many, strict=True)]
+    mean_abs, spread, explained = (Interval(float(v[0]), *_bounds(m)) for v, m in zip(values, many, strict=True))
     variance = float(np.var(before))
     size = float(np.var(change)) / variance if variance > 0 else NAN
     same = np.asarray(start) == np.asarray(swapped)
-    return Removal(*intervals, size=size, moved=float(np.sqrt(np.mean(change**2))), equal=float(np.mean(same)))
+    moved, equal = float(np.sqrt(np.mean(change**2))), float(np.mean(same))
+    return Removal(mean_abs, spread, explained, size, moved, equal)
 
 
 def _shares(sums: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -93,8 +95,9 @@ def _shares(sums: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         var_before, var_after = bb / n - (b / n) ** 2, aa / n - (a / n) ** 2
         var_change, covariance = cc / n - (c / n) ** 2, bc / n - b * c / n**2
         explained = np.where(cc > 0, covariance**2 / (var_before * var_change), 0.0)
-        shares = 1 - abs_after / abs_before, 1 - var_after / var_before, explained
-    return shares
+        removed_abs = np.where(abs_before > 0, 1 - abs_after / abs_before, NAN)
+        removed_variance = np.where(var_before > 0, 1 - var_after / var_before, NAN)
+    return removed_abs, removed_variance, explained
 
 
 def _bounds(values: FloatArray) -> tuple[float, float]:

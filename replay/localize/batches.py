@@ -52,7 +52,11 @@ def padded(texts: Sequence[Text], padding: Padding, device: torch.device) -> Ite
     """Groups of `padding.size` sequences with their padding on both sides."""
     for begin in range(0, len(texts), padding.size):
         group = texts[begin : begin + padding.size]
-        ids, mask, rows, scored, targets = [], [], [], [], []
+        ids: list[list[int]] = []
+        mask: list[list[int]] = []
+        rows: list[int] = []
+        scored: list[int] = []
+        targets: list[int] = []
         width = max(text.width for text in group)
         for number, text in enumerate(group):
             right = width - text.left - len(text.ids)

@@ -84,7 +84,11 @@ class Computation:
         for batch in self._batches(texts):
             if watcher is not None:
                 watcher.begin(batch)
-            forward = {"input_ids": batch.ids, "attention_mask": batch.mask, "position_ids": batch.positions}
+            forward: dict[str, Any] = {
+                "input_ids": batch.ids,
+                "attention_mask": batch.mask,
+                "position_ids": batch.positions,
+            }
             if batch.mask is None:  # made once a forward instead of once a layer
                 forward["exact_layout"] = packed_layout([batch.ids.shape[1]], batch.ids.device)
             hidden = self.model.model(**forward, use_cache=False).last_hidden_state

@@ -65,7 +65,11 @@ def localize(
         progress("sites")
         found = _compare(material, first, second, temperature)
         said = _said(run, step, first, second, material, found, device)
-        tokens = {"sequence": material.sequence, "position": material.position, "token_id": material.token}
+        tokens: dict[str, npt.NDArray[Any]] = {
+            "sequence": material.sequence,
+            "position": material.position,
+            "token_id": material.token,
+        }
         bench = Bench(run, material.model, first, material.texts, temperature, lambda: progress("swap"))
         other = bench.score(second)
         tokens |= {"left": bench.before, "right": other}
@@ -86,8 +90,8 @@ def localize(
 
 def _compare(material: Material, left: Witness, right: Witness, temperature: float) -> Comparison:
     group = max(w.padding.size if w.padding else 1 for w in (left, right))
-    pair = (Computation(material.model, witness, temperature) for witness in (left, right))
-    return compare(material.model, *pair, material.texts, max(group, GROUP - GROUP % group))
+    first, second = (Computation(material.model, witness, temperature) for witness in (left, right))
+    return compare(material.model, first, second, material.texts, max(group, GROUP - GROUP % group))
 
 
 def _recorded_target(

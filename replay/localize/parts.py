@@ -55,20 +55,23 @@ def norm_in_bfloat16(module: Any, x: Tensor) -> Tensor:
     """RMSNorm with every step in bfloat16."""
     low = x.to(torch.bfloat16)
     scaled = low * torch.rsqrt(low.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
-    return (module.weight.to(torch.bfloat16) * scaled).to(x.dtype)
+    out: Tensor = (module.weight.to(torch.bfloat16) * scaled).to(x.dtype)
+    return out
 
 
 def norm_in_float32(module: Any, x: Tensor) -> Tensor:
     """RMSNorm with every step in float32, the weight's product too, and one rounding at the end: fused kernels."""
     high = x.float()
     scaled = high * torch.rsqrt(high.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
-    return (module.weight.float() * scaled).to(x.dtype)
+    out: Tensor = (module.weight.float() * scaled).to(x.dtype)
+    return out
 
 
 def gated(module: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
     """The MLP with its activation and product in `dtype`."""
     gate, up = module.gate_proj(x), module.up_proj(x)
-    return module.down_proj((module.act_fn(gate.to(dtype)) * up.to(dtype)).to(x.dtype))  # type: ignore[no-any-return]
+    out: Tensor = module.down_proj((module.act_fn(gate.to(dtype)) * up.to(dtype)).to(x.dtype))
+    return out
 
 
 def layer_with_narrow_residual(layer: Any, hidden_states: Tensor, **options: Any) -> Tensor:

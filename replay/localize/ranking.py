@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from timscope.analysis.formulas.removal import Interval, Removal, removal
+from timscope.analysis.formulas.removal import NOTICEABLE, Interval, Removal, removal
 from timscope.data import Run
 from timscope.replay.localize.computation import Computation
 from timscope.replay.localize.patching import Patches
-from timscope.replay.localize.swap_table import CONTROL, WHOLE, Swap
+from timscope.replay.localize.swap_table import CONTROL, CONTROL_GROUP, WHOLE, Swap
 from timscope.replay.localize.texts import Text
 from timscope.replay.localize.witness import Witness, parse_witness
 
@@ -20,6 +20,8 @@ Logprobs = npt.NDArray[np.float32]
 MOST_TOGETHER = 4
 # A swap explains a mismatch if its interval of variance removed lies above this.
 EXPLAINS = 0.05
+# Variance of a swap's change over that of the mismatch: within these it is a noise of the same size.
+SAME_SIZE = (0.5, 2.0)
 
 
 class Bench:
@@ -67,7 +69,7 @@ def rank(
         return removal(target[keep], bench.before[keep], swapped[keep], sequence[keep], resamples, seed)
 
     rows = [_row(swap, measured(bench.swap(swap))) for swap in swaps]
-    rows.sort(key=lambda row: (row["name"] == CONTROL, row["state"] == "nothing", -(row["removed_variance"]["value"])))
+    rows.sort(key=_place)
     control = next(row for row in rows if row["name"] == CONTROL)
     singles = [row for row in rows if row["state"] == "removes"]
     best = next((row["name"] for row in singles if row["removed_variance"]["low"] > EXPLAINS), None)
@@ -78,28 +80,40 @@ def rank(
         "sequences": int(np.unique(sequence[keep]).size),
         "mismatch": {"mean_abs": float(np.abs(before).mean()), "variance": float(before.var())},
         "ranking": rows,
-        "together": _together(bench, swaps, singles, measured),
+        "together": _together(bench, swaps, rows, measured),
         "best": best,
+        "same_size": [row["name"] for row in rows if SAME_SIZE[0] <= row["size"] <= SAME_SIZE[1]],
         "control": {"equal_share": control["equal_share"], "removed": control["removed_variance"]["value"]},
         "control_passed": control["state"] == "nothing" and control["removed_variance"]["value"] == 0.0,
     }
 
 
+def _place(row: dict[str, Any]) -> tuple[bool, bool, float]:
+    """Most variance removed first, then what does nothing, the control last."""
+    removed = row["removed_variance"]["value"]
+    return row["name"] == CONTROL, row["state"] == "nothing", -removed if np.isfinite(removed) else np.inf
+
+
 def _together(
-    bench: Bench, swaps: Sequence[Swap], singles: list[dict[str, Any]], measured: Callable[[Logprobs], Removal]
+    bench: Bench, swaps: Sequence[Swap], rows: list[dict[str, Any]], measured: Callable[[Logprobs], Removal]
 ) -> list[dict[str, Any]]:
-    """The swaps that remove something put in one after the other, the best first; one that adds nothing is left out."""
+    """Swaps put in one over the other while that removes more: the best single one, then those that explain most.
+
+    One that explains a part of d may remove nothing alone, where its own noise outweighs that part.
+    """
     known = {swap.name: swap for swap in swaps}
-    order = [known[row["name"]] for row in singles if row["group"] != WHOLE][:MOST_TOGETHER]
-    chosen: list[Swap] = []
+    parts = [row for row in rows if row["group"] not in (WHOLE, CONTROL_GROUP)]
+    first = [row for row in parts if row["state"] == "removes"][:1]
+    others = [row for row in parts if row not in first and row["explained"]["low"] > EXPLAINS]
+    others.sort(key=lambda row: -row["explained"]["value"])
     found: list[dict[str, Any]] = []
-    for swap in order:
-        tried = [*chosen, swap]
-        result = measured(bench.swap(swap) if len(tried) == 1 else bench.score(bench.start, tried))
-        better = not found or result.variance.value > found[-1]["removed_variance"]["value"]
-        if better:
+    chosen: list[Swap] = []
+    for row in [*first, *others][:MOST_TOGETHER] if first else []:
+        tried = [*chosen, known[row["name"]]]
+        result = measured(bench.swap(tried[0]) if len(tried) == 1 else bench.score(bench.start, tried))
+        if not found or result.variance.value > found[-1]["removed_variance"]["value"] + NOTICEABLE:
             chosen = tried
-            found.append({"names": [s.name for s in chosen], **_figures(result)})
+            found.append({"names": [swap.name for swap in chosen], **_figures(result)})
     return found
 
 

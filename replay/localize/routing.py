@@ -36,7 +36,7 @@ class Step:
 
 def _inner(name: str, module: nn.Module) -> Callable[..., Any]:
     if name == "eager":  # transformers keeps it beside the model's classes, not in its table
-        eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+        eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
         return eager
     found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name]
     return found

@@ -12,7 +12,7 @@ from timscope.replay.localize import parts, swaps
 from timscope.replay.localize.low_precision import fp8_unscaled, through_bfloat16
 from timscope.replay.localize.swaps import Install
 
-CONTROL = "self"
+CONTROL, CONTROL_GROUP = "self", "control"
 WHOLE = "whole forward"
 
 
@@ -36,7 +36,7 @@ _LOW, _HIGH, _F32, _BF16 = torch.bfloat16, torch.float32, "float32", "bfloat16"
 SWAPS: dict[str, Swap] = {
     swap.name: swap
     for swap in (
-        Swap(CONTROL, "control", "nothing at all: must remove exactly 0", swaps.nothing),
+        Swap(CONTROL, CONTROL_GROUP, "nothing at all: must remove exactly 0", swaps.nothing),
         Swap("attention-eager", "attention", "transformers' eager attention", swaps.attention("eager")),
         Swap("attention-sdpa", "attention", "torch's scaled_dot_product_attention", swaps.attention("sdpa")),
         Swap("attention-tiles", "attention", "the exact engine's tiles", swaps.exact_tiles),
@@ -64,6 +64,7 @@ SWAPS: dict[str, Swap] = {
         Swap("kv-fp8", "kv cache", "keys and values in fp8 e4m3, scale 1", swaps.key_value(fp8_unscaled)),
         Swap("model-bf16", WHOLE, "everything in bf16, kernels as before", swaps.model_in(_LOW), _F32),
         Swap("model-fp32", WHOLE, "everything in fp32, from these weights", swaps.model_in(_HIGH), _BF16),
+        Swap("fused-bf16", WHOLE, "everything in bf16, fused kernels' fp32 inside", swaps.fused_bfloat16),
         Swap("hf-bf16-sdpa", WHOLE, "plain transformers in bf16, sdpa", instead="hf-bfloat16-sdpa"),
         Swap("hf-bf16-eager", WHOLE, "plain transformers in bf16, eager", instead="hf-bfloat16-eager"),
     )

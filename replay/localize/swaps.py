@@ -186,3 +186,13 @@ def weights_int8(c: Computation, p: Patches) -> None:
 def model_in(dtype: torch.dtype) -> Install:
     """The whole forward in another dtype, kernels as before."""
     return lambda c, p: cast_parameters(c.model, dtype, p)
+
+
+def fused_bfloat16(c: Computation, p: Patches) -> None:
+    """bfloat16 as rollout engines' fused kernels do it: norm, rope, activation in float32 and one rounding each."""
+    cast_parameters(c.model, torch.bfloat16, p)
+    gemm_plain(c, p)
+    norm(parts.norm_in_float32)(c, p)
+    rope_float32(c, p)
+    activation(torch.float32)(c, p)
+    use_attention(c.model, "sdpa", p)

@@ -79,4 +79,5 @@ def _logged_attention(run: Run) -> str:
 def _logged_padding(run: Run) -> Padding | None:
     size = run.manifest.trainer.options.get("old_logprob_batch")
     # TRL hands its models no position ids, so they count the padding.
-    return Padding(int(size), run.manifest.framework.name == "trl") if size else None
+    framework = run.manifest.framework
+    return Padding(int(size), framework is not None and framework.name == "trl") if size else None
