@@ -74,15 +74,16 @@ def write(path: Path, tokens: int) -> int:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Check the run; seconds, peak memory of this process before and after (KiB), and the report."""
+    """Check the run; seconds, CPU seconds, peak memory of this process before and after (KiB), and the report."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    cpu = time.process_time()
     with open_run(path) as run:
         report = run_checks(run)
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     rules = [(rule.name, rule.state, rule.detail) for rule in report.rules if rule.passed is not True]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {"comparable": report.comparable, "reason": report.reason, "rules": rules}
-    return {"seconds": seconds, "before": before, "peak": peak, **found}
+    return {"seconds": seconds, "cpu": cpu, "before": before, "peak": peak, **found}
 
 
 def main() -> int:
@@ -97,7 +98,8 @@ def main() -> int:
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     seconds, peak, before = found["seconds"], found["peak"] / 2**20, found["before"] / 2**20
     print(
-        f"{tokens:,} tokens checked in {seconds:.2f} s on {len(os.sched_getaffinity(0))} cores; "
+        f"{tokens:,} tokens checked in {seconds:.2f} s on {len(os.sched_getaffinity(0))} cores "
+        f"({found['cpu']:.2f} CPU s); "
         f"peak memory {peak:.2f} GiB, {before:.2f} of it Python and the libraries"
     )
     for name, state, detail in found["rules"]:
