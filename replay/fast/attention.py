@@ -35,22 +35,24 @@ def _fold(
     if MASKED:
         there = at < keys
         key, value = tl.load(k_place, there[None, :], other=0.0), tl.load(v_place, there[:, None], other=0.0)
-        score = tl.where(at[None, :] <= position[:, None], tl.dot(query, key) * scale, float("-inf"))
+        score = tl.dot(query, key, input_precision="ieee") * scale
+        score = tl.where(at[None, :] <= position[:, None], score, float("-inf"))
     else:
         key, value = tl.load(k_place), tl.load(v_place)
-        score = tl.dot(query, key) * scale
+        score = tl.dot(query, key, input_precision="ieee") * scale
     new = tl.maximum(top, tl.max(score, 1))
     weight = tl.exp2(score - new[:, None])
     shrink = tl.exp2(top - new)
-    total = tl.dot(weight.to(value.dtype), value, total * shrink[:, None])
+    total = tl.dot(weight.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
     return new, mass * shrink + tl.sum(weight, 1), total
 
 
 @triton.jit
 def _attention_kernel(
-    q, k, v, out, q_start, kv_length, kv_start, table, scale,
-    sq, sk, sv, so, table_width,
+    q, k, v, out, lse, q_start, kv_length, kv_start, table, scale,
+    sq, sk, sv, so, table_width, rows,
     REPEAT: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    LSE: tl.constexpr,
 ):  # fmt: skip
     # Later tiles have more keys: start them first, so that the last wave is short.
     nth = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -84,6 +86,8 @@ def _attention_kernel(
         tl.store(
             out + row[:, None] * so + head * D + columns[None, :], result.to(out.dtype.element_ty), wanted[:, None]
         )
+        if LSE:
+            tl.store(lse + head.to(tl.int64) * rows + row, top + tl.log2(mass), wanted)
 
 
 def attention(
@@ -97,21 +101,25 @@ def attention(
     kv_start: Tensor | None = None,
     table: Tensor | None = None,
     page: int = 0,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """q [T, Hq, D] of S sequences end to end -> [T, Hq, D]; a sequence's queries are the last of its keys.
 
     `q_start` [S + 1] int32, `kv_length` [S] int32; `longest`: an upper bound of query tiles' span (queries a sequence).
     Keys and values are [rows, Hkv, D]: packed, from row `kv_start` [S] on, or in pages of `page` rows (a multiple of
-    BLOCK) named by `table` [S, pages].
+    BLOCK) named by `table` [S, pages]. `lse` [Hq, T] float32, where given, takes each query's log2 of the summed
+    2^score, which a backward pass needs; it changes no bit of the output.
     """
     heads, dim = q.shape[1], q.shape[2]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A chunk of n queries may straddle one tile more than n fills.
     tiles = triton.cdiv(longest, TILE) + (0 if table is None or longest == 1 else 1)
     _attention_kernel[(tiles, heads, q_start.numel() - 1)](
-        q, k, v, out, q_start, kv_length, kv_start if kv_start is not None else q_start,
+        q, k, v, out, lse if lse is not None else out,
+        q_start, kv_length, kv_start if kv_start is not None else q_start,
         table if table is not None else q_start, dim**-0.5 * LOG2E,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), table.shape[1] if table is not None else 0,
-        heads // k.shape[1], dim, TILE, BLOCK, page, num_warps=8 if dim > 64 else 4, num_stages=3,
+        q.shape[0] if lse is not None else 0, heads // k.shape[1], dim, TILE, BLOCK, page, lse is not None,
+        num_warps=8 if dim > 64 else 4, num_stages=3 if q.element_size() == 2 else 1,
     )  # fmt: skip
     return out
