@@ -118,7 +118,9 @@ class FastTraining(nn.Module):
         if max(lengths) > self.positions:
             raise BadInput(f"a sequence of {max(lengths)} tokens is longer than the {self.positions} positions at hand")
         device = self.model.model.embed_tokens.weight.device
-        ids, at, begin = [t for r in rows for t in r], [], 0
+        ids = [t for r in rows for t in r]
+        at: list[int] = []
+        begin = 0
         for (prompt, _), length in zip(pairs, lengths, strict=True):
             at += range(begin + len(prompt) - 1, begin + length)
             begin += length
