@@ -37,7 +37,7 @@ _FLOOR = 1e-12
 _STATES = {
     "removes": (TRAINER_SIDE, "", "removes (interval above 0)"),
     "adds": (ROLLOUT_SIDE, "//", "adds (interval below 0)"),
-    "unresolved": ("#BBBBBB", "..", "not resolved"),
+    "unresolved": ("#BBBBBB", "..", "unclear"),
 }
 
 
@@ -118,6 +118,8 @@ def plot_swaps(frame: pl.DataFrame, start: str, target: str) -> Figure | None:
     ax.xaxis.set_major_locator(MaxNLocator(8))
     ax.xaxis.set_major_formatter(lambda value, _at: f"{100 * value:.0f} %".replace("-", "−"))
     x = f"share of var({target} − {start}) removed, 95 % interval by sequence"
+    if (shown["removed_variance"] < cut).any():
+        x += "; × n: the variance grows n-fold"
     label(ax, x=x if not still else x + f"\nchange no bit: {', '.join(still)}")
     head = {"xycoords": ax.get_yaxis_transform(), "ha": "left", "va": "bottom", "fontsize": FONT - 2, "color": INK}
     ax.annotate("explained    size", (1.015, -0.6), **head)  # type: ignore[arg-type]

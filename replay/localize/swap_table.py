@@ -9,6 +9,7 @@ import torch
 
 from timscope.data import BadInput
 from timscope.replay.localize import parts, swaps
+from timscope.replay.localize import swaps_whole as whole
 from timscope.replay.localize.low_precision import fp8_unscaled, through_bfloat16
 from timscope.replay.localize.swaps import Install
 
@@ -54,17 +55,17 @@ SWAPS: dict[str, Swap] = {
         Swap("residual-bf16", "residual", "residual stream in bf16", swaps.residual_bfloat16, _F32),
         Swap("head-bf16", "head", "LM head in bf16: weight, input, logits", swaps.head_bfloat16, _F32),
         Swap("head-fp32", "head", "LM head in fp32, logits left in fp32", swaps.head_float32, _BF16),
-        Swap("logits-bf16", "logits", "logits rounded to bf16, fp32 log-softmax", swaps.logits_bfloat16, _F32),
-        Swap("log-softmax-bf16", "logits", "logits and log-softmax in bf16", swaps.log_softmax_bfloat16),
-        Swap("log-softmax-order", "logits", "the log-softmax's other order of summation", swaps.log_softmax_other),
-        Swap("weights-bf16", "weights", "all weights rounded to bf16", swaps.weights_bfloat16, _F32),
-        Swap("weights-fp8", "weights", "linear weights in fp8 e4m3, scale a tensor", swaps.weights_fp8),
-        Swap("weights-int8", "weights", "linear weights in int8, scale a channel", swaps.weights_int8),
+        Swap("logits-bf16", "logits", "logits rounded to bf16, fp32 log-softmax", whole.logits_bfloat16, _F32),
+        Swap("log-softmax-bf16", "logits", "logits and log-softmax in bf16", whole.log_softmax_bfloat16),
+        Swap("log-softmax-order", "logits", "the log-softmax's other order of summation", whole.log_softmax_other),
+        Swap("weights-bf16", "weights", "all weights rounded to bf16", whole.weights_bfloat16, _F32),
+        Swap("weights-fp8", "weights", "linear weights in fp8 e4m3, scale a tensor", whole.weights_fp8),
+        Swap("weights-int8", "weights", "linear weights in int8, scale a channel", whole.weights_int8),
         Swap("kv-bf16", "kv cache", "keys and values in bf16", swaps.key_value(through_bfloat16), _F32),
         Swap("kv-fp8", "kv cache", "keys and values in fp8 e4m3, scale 1", swaps.key_value(fp8_unscaled)),
-        Swap("model-bf16", WHOLE, "everything in bf16, kernels as before", swaps.model_in(_LOW), _F32),
-        Swap("model-fp32", WHOLE, "everything in fp32, from these weights", swaps.model_in(_HIGH), _BF16),
-        Swap("fused-bf16", WHOLE, "everything in bf16, fused kernels' fp32 inside", swaps.fused_bfloat16),
+        Swap("model-bf16", WHOLE, "everything in bf16, kernels as before", whole.model_in(_LOW), _F32),
+        Swap("model-fp32", WHOLE, "everything in fp32, from these weights", whole.model_in(_HIGH), _BF16),
+        Swap("fused-bf16", WHOLE, "everything in bf16, fused kernels' fp32 inside", whole.fused_bfloat16),
         Swap("hf-bf16-sdpa", WHOLE, "plain transformers in bf16, sdpa", instead="hf-bfloat16-sdpa"),
         Swap("hf-bf16-eager", WHOLE, "plain transformers in bf16, eager", instead="hf-bfloat16-eager"),
     )

@@ -57,7 +57,8 @@ def test_every_swap_is_a_real_change_and_leaves_no_trace(run: Path, texts: Texts
     for swap in choose_swaps(None, dtype):
         moved = not np.array_equal(made.swap(swap), made.before)
         assert state(model) == before, swap.name
-        assert moved == (swap.name not in SAME[dtype] and swap.name != "gemm-plain") or swap.name == "gemm-plain"
+        if swap.name != "gemm-plain":  # the same bits or not, by the shapes
+            assert moved == (swap.name not in SAME[dtype]), swap.name
     assert np.array_equal(made.score(made.start), made.before)
 
 
