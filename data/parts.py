@@ -18,15 +18,15 @@ from timscope.data.storage import Storage
 
 Columns = Mapping[str, Any]
 
-# Rows of a row group, which is one page a column. Split into byte streams it gives blocks of just 128 KiB, the size of
-# zstd's blocks, so that each stream has a code of its own: log-probs take 2.6 bytes instead of 3.1, in no more time.
+# Rows of a row group, which is one page a column. Split into byte streams it gives zstd blocks of 128 KiB that hold one
+# stream each and get a code of their own: log-probs take 2.6 bytes instead of 3.1, in no more time.
 _ROWS = 131_072
-# pyarrow 22 and later cut pages at 20,000 rows unless told otherwise; earlier ones cut by size alone and know no limit.
+# pyarrow 23 and later cut pages at 20,000 rows unless told otherwise; earlier ones cut by size alone.
 _ONE_PAGE = {"max_rows_per_page": _ROWS} if "max_rows_per_page" in signature(pq.write_table).parameters else {}
 
 
 def to_arrow(table: str, step: int, columns: Columns, schema: pa.Schema | None = None) -> pa.Table:
-    """An Arrow table with the whole schema of `table` (or the one given); columns not given are NULL.
+    """An Arrow table with the schema of `table` (or the one given). Columns not given are NULL; of tokens, left out.
 
     None and masked numpy entries become NULL, NaN stays NaN. Raises BadInput for an unknown column, for columns of
     different lengths and for values that do not fit the column's type.
@@ -43,6 +43,8 @@ def to_arrow(table: str, step: int, columns: Columns, schema: pa.Schema | None =
     fields, arrays = [], []
     for field in [*schema, *(pa.field(name, pa.float64()) for name in extra)]:
         values = np.full(rows, step, np.int32) if field.name == "step" else columns.get(field.name)
+        if values is None and field.nullable and _of_tokens(schema):
+            continue
         arrays.append(_column(table, field, values, rows))
         fields.append(field)
     return _sorted(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
@@ -58,6 +60,9 @@ def _column(table: str, field: pa.Field, values: Any, rows: int) -> pa.Array:
             array = values
         elif isinstance(values, np.ma.MaskedArray):
             array = pa.array(values.data, mask=np.ma.getmaskarray(values))
+        elif isinstance(values, np.ndarray) and values.dtype == bool and values.ndim == 1:
+            bits = np.packbits(values, bitorder="little")  # Arrow's own conversion takes five times as long
+            array = pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bits)])
         elif isinstance(values, np.ndarray):
             array = pa.array(np.ascontiguousarray(values))
         else:
@@ -86,8 +91,8 @@ def encoding(schema: pa.Schema) -> dict[str, Any]:
 
     Numbers are split into byte streams, whose upper ones compress to next to nothing; step and sequence come in runs
     and need no splitting. In tables of tokens whatever is no float goes to LZ4, which makes two of a token id's four
-    bytes in a third of zstd's time. Floats stay with zstd: LZ4 cannot pack the skewed bytes of their exponents, and
-    with a large model's log-probs would pass 13 bytes. Statistics only where a reader can skip by them: each is a pass
+    bytes in a third of zstd's time. Floats stay with zstd: LZ4 cannot pack the skewed bytes of their exponents, and a
+    vocabulary of 150,000 would pass 13 bytes with it. Statistics only where a reader can skip by them: each is a pass
     over the values.
     """
     splits: dict[str, str] = {}
@@ -140,8 +145,8 @@ def write_part(storage: Storage, path: str, table: pa.Table) -> int:
 
 def _said(table: pa.Table) -> pa.Table:
     """A token table as it is stored. A column that nobody measured is left out, not written as NULLs: the reader puts
-    it back, and eight such columns took a quarter of the time. One without NULLs is stored as required: a level for
-    every value, saying that it is there, took a millisecond a column and 500,000 tokens."""
+    it back, and eight such columns took a quarter of the time. A column without NULLs is stored as required: to say of
+    each value that it is there costs as much as to write it."""
     missing = {name: table[name].null_count for name in table.schema.names}
     fields = [
         field.with_nullable(field.nullable and missing[field.name] > 0)
